@@ -1,0 +1,39 @@
+# Two commands do everything, set-up included: `make reproduce` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce test lint bench clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY) ## build .venv from the pinned versions (the other targets do this themselves)
+
+# torch first and by its exact version, so that no other package's looser wish can choose another build.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qed needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --progress-bar on $$(grep '^torch==' constraints.txt) -c constraints.txt
+	$(BIN)/python -m pip install --progress-bar on -e '.[dev]' -c constraints.txt
+	touch $@
+
+reproduce: $(READY) ## run the main job
+	$(BIN)/qed reproduce
+
+test: $(READY) ## run the tests
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --durations 5
+
+lint: $(READY) ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## the CPU benchmark; results under benchmarks/results
+	$(BIN)/python benchmarks/recurrence_cpu.py
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

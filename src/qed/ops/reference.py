@@ -1,0 +1,81 @@
+"""The definition: one token at a time.
+
+    S_t = (I − k_t a_tᵀ) Diag(exp g_t) S_{t−1} + k_t u_tᵀ          o_t = scale · S_tᵀ q_t
+
+Everything else in this package is tested against these lines. They are plain torch: autograd, double backward and
+any float dtype work, and cost T small steps.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .precision import compute_dtype
+
+
+def step(
+    q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """One token: q, k, a [B, H, K], u [B, H, V], g [B, H, K or 1], state [B, H, K, V] → o [B, H, V], new state."""
+    if g is not None:
+        state = g.exp().unsqueeze(-1) * state
+    residual = u - _read(state, a)
+    state = state + k.unsqueeze(-1) * residual.unsqueeze(-2)
+    return scale * _read(state, q), state
+
+
+def erase_write(
+    q: Tensor,
+    k: Tensor,
+    a: Tensor,
+    u: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """q, k, a [B, T, H, K], u [B, T, H, V], g [B, T, H, K or 1] → o [B, T, H, V], final state [N, H, K, V]."""
+    if cu_seqlens is not None:
+        return _each_sequence(q, k, a, u, g, initial_state, cu_seqlens, scale)
+    dtype = compute_dtype(q.dtype)
+    state = q.new_zeros(q.shape[0], *q.shape[2:], u.shape[-1], dtype=dtype) if initial_state is None else initial_state
+    out_dtype, g = q.dtype, None if g is None else g.to(dtype)
+    q, k, a, u = (x.to(dtype) for x in (q, k, a, u))
+    outputs = [u.new_empty(0, *u.shape[:1], *u.shape[2:])]
+    for t in range(q.shape[1]):
+        o, state = step(q[:, t], k[:, t], a[:, t], u[:, t], None if g is None else g[:, t], state, scale)
+        outputs.append(o.unsqueeze(0))
+    return torch.cat(outputs).transpose(0, 1).to(out_dtype), state
+
+
+def _read(state: Tensor, x: Tensor) -> Tensor:
+    """Sᵀ x."""
+    return (x.unsqueeze(-2) @ state).squeeze(-2)
+
+
+def _each_sequence(
+    q: Tensor,
+    k: Tensor,
+    a: Tensor,
+    u: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Packed sequences are, by definition, separate ones."""
+    outputs, states = [], []
+    for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        o, state = erase_write(
+            *(x[:, start:end] for x in (q, k, a, u)),
+            None if g is None else g[:, start:end],
+            None if initial_state is None else initial_state[n : n + 1],
+            None,
+            scale,
+        )
+        outputs.append(o)
+        states.append(state)
+    return torch.cat(outputs, 1), torch.cat(states)

@@ -1,0 +1,146 @@
+"""What the ops accept. An error names the argument, what was expected and what came.
+
+Checks on shapes, dtypes and devices always run. Checks that read values (g > 0, NaN in a state, cu_seqlens that
+go backwards) run by default on CPU tensors only: elsewhere they would wait for the device, so they are opt-in
+through `value_checks`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from .precision import compute_dtype
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+_value_checks: ContextVar[bool | None] = ContextVar("qed_value_checks", default=None)
+
+
+@contextmanager
+def value_checks(enabled: bool) -> Iterator[None]:
+    """Turn the checks that read values on (on any device) or off (on CPU too) inside a `with` block."""
+    token = _value_checks.set(enabled)
+    try:
+        yield
+    finally:
+        _value_checks.reset(token)
+
+
+def check_sequence(
+    q: Tensor,
+    k: Tensor,
+    a: Tensor,
+    u: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+) -> None:
+    """Shapes, dtypes and devices of `erase_write`'s arguments."""
+    _check_inputs("[B, T, H, K]", q=q, k=k, a=a, u=u, g=g, scale=scale)
+    sequences = q.shape[0]
+    if cu_seqlens is not None:
+        _check_tensor("cu_seqlens", cu_seqlens)
+        if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                "cu_seqlens: expected a 1-D int32 or int64 tensor of at least two offsets, "
+                f"got shape {list(cu_seqlens.shape)} of {cu_seqlens.dtype}"
+            )
+        if q.shape[0] != 1:
+            raise ValueError(f"cu_seqlens: packed sequences need batch size 1, got q of shape {list(q.shape)}")
+        _check_device("cu_seqlens", cu_seqlens, q)
+        sequences = cu_seqlens.shape[0] - 1
+    if initial_state is not None:
+        _check_state("initial_state", initial_state, (sequences, *q.shape[2:], u.shape[-1]), q)
+
+
+def check_step(q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float) -> None:
+    """Shapes, dtypes and devices of `erase_write_step`'s arguments."""
+    _check_inputs("[B, H, K]", q=q, k=k, a=a, u=u, g=g, scale=scale)
+    _check_state("state", state, (*q.shape, u.shape[-1]), q)
+
+
+def check_values(g: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None, tokens: int, name: str) -> None:
+    """The checks that read values. `name` is what the caller calls the state."""
+
+    def wanted(x: Tensor | None) -> bool:
+        enabled = _value_checks.get()
+        return x is not None and (x.device.type == "cpu" if enabled is None else enabled)
+
+    if g is not None and wanted(g) and not bool((g <= 0).all()):
+        worst = "NaN" if bool(g.isnan().any()) else f"a maximum of {g.max().item():.6g}"
+        raise ValueError(f"g: expected log-decays ≤ 0 (−inf allowed), got {worst}")
+    if state is not None and wanted(state) and not bool(state.isfinite().all()):
+        bad = int((~state.isfinite()).sum())
+        raise ValueError(f"{name}: expected finite values, got {bad} NaN or infinite of {state.numel()}")
+    if cu_seqlens is not None and wanted(cu_seqlens):
+        ends_right = cu_seqlens[0] == 0 and cu_seqlens[-1] == tokens
+        if not bool(ends_right) or bool((cu_seqlens.diff() < 0).any()):
+            raise ValueError(
+                f"cu_seqlens: expected offsets that start at 0, never decrease and end at T = {tokens}, "
+                f"got {_shortened(cu_seqlens)}"
+            )
+
+
+def _check_inputs(layout: str, *, q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, scale: float) -> None:
+    for name, x in (("q", q), ("k", k), ("a", a), ("u", u), ("g", g)):
+        if x is not None:
+            _check_tensor(name, x)
+    dims = layout.count(",") + 1
+    if q.dim() != dims:
+        raise ValueError(f"q: expected shape {layout}, got {list(q.shape)}")
+    for name, x in (("k", k), ("a", a)):
+        if x.shape != q.shape:
+            raise ValueError(f"{name}: expected q's shape {list(q.shape)}, got {list(x.shape)}")
+    if u.dim() != dims or u.shape[:-1] != q.shape[:-1]:
+        raise ValueError(f"u: expected shape {list(q.shape[:-1])} + [V], got {list(u.shape)}")
+    if q.shape[-1] == 0 or u.shape[-1] == 0:
+        raise ValueError(f"q, u: expected K and V of at least 1, got {q.shape[-1]} and {u.shape[-1]}")
+    if q.dtype not in DTYPES:
+        raise TypeError(f"q: expected one of {', '.join(map(str, DTYPES))}, got {q.dtype}")
+    for name, x in (("k", k), ("a", a), ("u", u)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name}: expected q's dtype {q.dtype}, got {x.dtype}")
+        _check_device(name, x, q)
+    if g is not None:
+        if g.shape not in (q.shape, (*q.shape[:-1], 1)):
+            raise ValueError(
+                f"g: expected {list(q.shape)} (per channel) or {[*q.shape[:-1], 1]} (per head), got {list(g.shape)}"
+            )
+        if g.dtype not in (q.dtype, compute_dtype(q.dtype)):
+            raise TypeError(f"g: expected {compute_dtype(q.dtype)} or q's dtype {q.dtype}, got {g.dtype}")
+        _check_device("g", g, q)
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise TypeError(f"scale: expected a number, got {type(scale).__name__}")
+    if not -math.inf < scale < math.inf:
+        raise ValueError(f"scale: expected a finite number, got {scale}")
+
+
+def _check_state(name: str, state: Tensor, shape: tuple[int, ...], q: Tensor) -> None:
+    _check_tensor(name, state)
+    if state.shape != shape:
+        raise ValueError(f"{name}: expected shape {list(shape)} ([N, H, K, V]), got {list(state.shape)}")
+    if state.dtype != compute_dtype(q.dtype):
+        raise TypeError(f"{name}: expected {compute_dtype(q.dtype)} for inputs of {q.dtype}, got {state.dtype}")
+    _check_device(name, state, q)
+
+
+def _check_tensor(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+
+
+def _check_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name}: expected q's device {q.device}, got {x.device}")
+
+
+def _shortened(offsets: Tensor, limit: int = 8) -> str:
+    listed = offsets[:limit].tolist()
+    return str(listed) if len(offsets) <= limit else f"{str(listed)[:-1]}, …, {offsets[-1].item()}]"

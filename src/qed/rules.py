@@ -1,0 +1,270 @@
+"""Every model of the family as a row of one table: its erase vector a, write vector u and log-decay g in
+
+    S_t = (I − k_t a_tᵀ) Diag(exp g_t) S_{t−1} + k_t u_tᵀ          o_t = scale · S_tᵀ q_t
+
+q and k are L2-normalised, b ∈ (0, 1) is the erase gate (β when it is one number per head), w the write gate, λ the
+strength of the query-derived correction and P⊥ₖ(x) = x − k (kᵀx). To add a rule, write its function and its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .ops import erase_write, erase_write_step
+
+Width = Literal["none", "head", "channel"]  # not used · one number per head · one per channel
+
+
+class Projections(NamedTuple):
+    """What a layer computes from its tokens. A rule declares which of the optional ones it uses."""
+
+    q: Tensor  # [B, T, H, K]
+    k: Tensor  # [B, T, H, K]
+    v: Tensor  # [B, T, H, V]
+    g: Tensor | None = None  # log-decay [B, T, H, 1 or K]
+    b: Tensor | None = None  # erase gate [B, T, H, 1 or K]
+    w: Tensor | None = None  # write gate [B, T, H, 1 or V]
+    strength: Tensor | float | None = None  # λ: a number, or one per head [H]
+    direction: Tensor | None = None  # erase direction: fixed [H, K] or per token [B, T, H, K]
+
+
+class Operands(NamedTuple):
+    """The first five arguments of `erase_write`."""
+
+    q: Tensor
+    k: Tensor
+    a: Tensor
+    u: Tensor
+    g: Tensor | None
+
+
+def orthogonal(x: Tensor, k: Tensor) -> Tensor:
+    """P⊥ₖ(x): x without its part along the unit vector k."""
+    return x - k * (k * x).sum(-1, keepdim=True)
+
+
+def corrected_erase(
+    k: Tensor, b: Tensor, strength: Tensor | float, source: Tensor, *, gate: bool, project: bool
+) -> Tensor:
+    """b⊙k + λ·d, where d is `source`, gated by b and made orthogonal to k as asked (eq. 6)."""
+    correction = b * source if gate else source
+    if project:
+        correction = orthogonal(correction, k)
+    per_head = strength.unsqueeze(-1) if isinstance(strength, Tensor) and strength.dim() == 1 else strength
+    return b * k + per_head * correction
+
+
+# One function per rule. mypy cannot know that a declared input is there; `Rule.operands` has checked it.
+
+
+def linear(x: Projections) -> Operands:
+    return Operands(x.q, x.k, torch.zeros_like(x.k), x.v, None)
+
+
+def delta(x: Projections) -> Operands:
+    """DeltaNet, GDN and KDA: they differ in the width of the decay alone (eqs. 1–3)."""
+    return Operands(x.q, x.k, x.b * x.k, x.b * x.v, x.g)  # type: ignore[operator]
+
+
+def gdn2(x: Projections) -> Operands:
+    return Operands(x.q, x.k, x.b * x.k, x.w * x.v, x.g)  # type: ignore[operator]
+
+
+def qed(x: Projections) -> Operands:
+    return _corrected(x, x.q, gate=True, project=True)
+
+
+def qed_nogate(x: Projections) -> Operands:
+    return _corrected(x, x.q, gate=False, project=True)
+
+
+def qed_nogate_noproj(x: Projections) -> Operands:
+    return _corrected(x, x.q, gate=False, project=False)
+
+
+def qed_rand(x: Projections) -> Operands:
+    return _corrected(x, x.direction, gate=True, project=True)  # type: ignore[arg-type]
+
+
+def eda(x: Projections) -> Operands:
+    """Two sub-steps per token: decay and erase along the direction e, then a delta-rule write without decay."""
+    e, nothing = x.direction, torch.zeros_like
+    return Operands(
+        q=_then(nothing(x.q), x.q),
+        k=_then(e, x.k),  # type: ignore[arg-type]
+        a=_then(x.b * e, x.w * x.k),  # type: ignore[operator]
+        u=_then(nothing(x.v), x.w * x.v),  # type: ignore[operator]
+        g=_then(x.g, nothing(x.g)),  # type: ignore[arg-type]
+    )
+
+
+def _corrected(x: Projections, source: Tensor, *, gate: bool, project: bool) -> Operands:
+    a = corrected_erase(x.k, x.b, x.strength, source, gate=gate, project=project)  # type: ignore[arg-type]
+    return Operands(x.q, x.k, a, x.w * x.v, x.g)  # type: ignore[operator]
+
+
+def _then(first: Tensor, second: Tensor) -> Tensor:
+    """Two sub-steps of every token, one after the other along T: [B, T, ...] twice → [B, 2T, ...]."""
+    return torch.stack([first, second], 2).flatten(1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A row: the rule's function and which projections it takes, so that a layer can make just those."""
+
+    function: Callable[[Projections], Operands]
+    erase_vector: str  # the equation of a, for people
+    decay: Width = "none"
+    erase: Width = "none"
+    write: Width = "none"  # "none": u is v, or b⊙v where b is the one gate of both
+    strength: bool = False
+    direction: Literal["none", "head", "token"] = "none"
+    substeps: int = 1
+
+    def operands(self, x: Projections) -> Operands:
+        """The arguments of `erase_write`, [B, T × substeps, H, ·], in q's dtype (g keeps its own)."""
+        self._check(x)
+        q, k, a, u, g = self.function(x)
+        return Operands(*(t.to(x.q.dtype) for t in (q, k, a, u)), g)
+
+    def attend(
+        self,
+        x: Projections,
+        *,
+        scale: float = 1.0,
+        initial_state: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        impl: str = "auto",
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs [B, T, H, V] and final state [N, H, K, V]; keyword arguments as in `erase_write`."""
+        offsets = None if cu_seqlens is None else cu_seqlens * self.substeps
+        o, state = erase_write(
+            *self.operands(x), scale=scale, initial_state=initial_state, cu_seqlens=offsets, impl=impl
+        )
+        return o[:, self.substeps - 1 :: self.substeps], state
+
+    def attend_step(
+        self, x: Projections, *, state: Tensor, scale: float = 1.0, impl: str = "auto"
+    ) -> tuple[Tensor, Tensor]:
+        """One token (T = 1): outputs [B, 1, H, V] and the new state [B, H, K, V]."""
+        if x.q.dim() != 4 or x.q.shape[1] != 1:
+            raise ValueError(f"q: expected one token, [B, 1, H, K], got {list(x.q.shape)}")
+        operands = self.operands(x)
+        for i in range(self.substeps):
+            q, k, a, u, g = (None if t is None else t[:, i] for t in operands)
+            o, state = erase_write_step(q, k, a, u, g, state=state, scale=scale, impl=impl)  # type: ignore[arg-type]
+        return o.unsqueeze(1), state
+
+    def _check(self, x: Projections) -> None:
+        if x.q.dim() != 4 or x.k.shape != x.q.shape or x.v.dim() != 4 or x.v.shape[:-1] != x.q.shape[:-1]:
+            raise ValueError(
+                "q, k, v: expected [B, T, H, K], the same, and [B, T, H, V], "
+                f"got {list(x.q.shape)}, {list(x.k.shape)}, {list(x.v.shape)}"
+            )
+        heads = list(x.q.shape[2:3])
+        widths = {"none": None, "head": [*x.q.shape[:-1], 1], "channel": list(x.q.shape)}
+        write = list(x.v.shape) if self.write == "channel" else widths[self.write]
+        directions = {"none": None, "head": list(x.q.shape[2:]), "token": list(x.q.shape)}
+        _expect("g", x.g, [widths[self.decay]])
+        _expect("b", x.b, [widths[self.erase]])
+        _expect("w", x.w, [write])
+        _expect("strength", x.strength, [heads, []] if self.strength else [None])
+        _expect("direction", x.direction, [directions[self.direction]])
+
+
+def _expect(name: str, x: Tensor | float | None, shapes: list[list[int] | None]) -> None:
+    """Refuse a projection of the wrong shape, a missing one, and one the rule would ignore."""
+    got = None if x is None else list(x.shape) if isinstance(x, Tensor) else []
+    if got not in shapes:
+        expected = " or ".join("nothing (the rule does not use it)" if s is None else str(s) for s in shapes)
+        raise ValueError(f"{name}: expected {expected}, got {'nothing' if got is None else got}")
+
+
+_GATED: dict[str, Width] = {"decay": "channel", "erase": "channel", "write": "channel"}
+
+RULES: dict[str, Rule] = {
+    "linear": Rule(function=linear, erase_vector="0"),
+    "deltanet": Rule(function=delta, erase_vector="βk", erase="head"),
+    "gdn": Rule(function=delta, erase_vector="βk", erase="head", decay="head"),
+    "kda": Rule(function=delta, erase_vector="βk", erase="head", decay="channel"),
+    "gdn2": Rule(function=gdn2, erase_vector="b⊙k", **_GATED),
+    "qed": Rule(function=qed, erase_vector="b⊙k + λ·P⊥ₖ(b⊙q)", strength=True, **_GATED),
+    "qed-nogate": Rule(function=qed_nogate, erase_vector="b⊙k + λ·P⊥ₖ(q)", strength=True, **_GATED),
+    "qed-nogate-noproj": Rule(function=qed_nogate_noproj, erase_vector="b⊙k + λ·q", strength=True, **_GATED),
+    "qed-rand": Rule(
+        function=qed_rand, erase_vector="b⊙k + λ·P⊥ₖ(b⊙r_h)", strength=True, direction="head", **_GATED
+    ),
+    "eda": Rule(
+        function=eda,
+        erase_vector="b·e at e, then w·k at k",
+        decay="channel",
+        erase="head",
+        write="head",
+        direction="token",
+        substeps=2,
+    ),
+}
+
+
+def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / √(‖x‖² + eps) over the last dimension, in at least float32: smooth at zero, unit length elsewhere."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def qed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    b: Tensor,
+    w: Tensor,
+    strength: Tensor | float,
+    *,
+    normalize_qk: bool = True,
+    gate: bool = True,
+    project: bool = True,
+    direction: Tensor | None = None,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The paper's operator in one call, for people with their own layer.
+
+    Args:
+        q, k: [B, T, H, K]; L2-normalised here unless `normalize_qk` is False (then they must be unit vectors for
+            the projection to be one).
+        v: [B, T, H, V].
+        g: log-decay ≤ 0, [B, T, H, K] (or [B, T, H, 1], or None).
+        b: erase gate [B, T, H, K]. w: write gate [B, T, H, V].
+        strength: λ, a number or one per head [H]; 0 is Gated DeltaNet-2.
+        gate, project: whether the correction is gated by b and made orthogonal to k.
+        direction: [H, K] to erase along instead of the query (the random control).
+        scale, initial_state, cu_seqlens, impl: as in `erase_write`.
+
+    Returns:
+        o [B, T, H, V] in q's dtype, and the final state [N, H, K, V].
+    """
+    if q.dim() != 4 or k.shape != q.shape:
+        raise ValueError(f"q, k: expected [B, T, H, K] both, got {list(q.shape)} and {list(k.shape)}")
+    _expect("b", b, [list(q.shape)])
+    _expect("w", w, [list(v.shape)])
+    _expect("strength", strength, [list(q.shape[2:3]), []])
+    if direction is not None:
+        _expect("direction", direction, [list(q.shape[2:])])
+    if normalize_qk:
+        q, k = l2_normalize(q), l2_normalize(k)
+    a = corrected_erase(k, b, strength, q if direction is None else direction, gate=gate, project=project)
+    return erase_write(
+        *(q, k, a.to(q.dtype), (w * v).to(q.dtype), g),
+        scale=scale,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        impl=impl,
+    )

@@ -1,0 +1,142 @@
+"""Shared by tests and benchmarks: inputs that resemble a model's and inputs that try to break it, and error
+budgets taken from a lower precision's own error instead of from taste."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .ops import erase_write
+from .ops.precision import compute_dtype
+from .rules import orthogonal
+
+Keys = Literal["random", "few", "identical"]
+Decay = Literal["none", "head", "channel"]
+NAMES = ("q", "k", "a", "u", "g", "initial_state")
+BUDGET_FACTOR = 4  # the chunk form may be this many times as wrong as the loop in the same precision …
+BUDGET_FLOOR = 8  # … and no budget is below this many roundings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A reproducible problem. QED's erase vector with strength λ; unit keys and queries; gates in (0, 1)."""
+
+    batch: int = 1
+    tokens: int = 64
+    heads: int = 2
+    key_width: int = 16
+    value_width: int = 16
+    keys: Keys = "random"  # few: drawn, like the queries, from four directions
+    decay: Decay = "channel"
+    log_decay: float = -1.0  # g is uniform in [log_decay, 0] …
+    constant_decay: bool = False  # … or this value everywhere
+    resets: int = 0  # steps at which g is −inf in every channel
+    strength: float = 0.25
+    state: bool = True
+    seed: int = 0
+
+    def inputs(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> dict[str, Tensor | None]:
+        """q, k, a, u, g and initial_state by name, drawn in float64 and rounded once."""
+        random = torch.Generator().manual_seed(self.seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, dtype=torch.float64, generator=random)
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(*shape, dtype=torch.float64, generator=random)
+
+        tokens = (self.batch, self.tokens, self.heads)
+        q, k = (torch.nn.functional.normalize(normal(*tokens, self.key_width), dim=-1) for _ in range(2))
+        if self.keys == "few":
+            directions = torch.nn.functional.normalize(normal(4, self.key_width), dim=-1)
+            q, k = (directions[torch.randint(4, tokens, generator=random)] for _ in range(2))
+        elif self.keys == "identical":
+            k = k[:, :1].expand_as(k)
+        b = uniform(*tokens, self.key_width)
+        a = b * k + self.strength * orthogonal(b * q, k)
+        u = uniform(*tokens, self.value_width) * normal(*tokens, self.value_width)
+        g = None
+        if self.decay != "none":
+            shape = (*tokens, self.key_width if self.decay == "channel" else 1)
+            g = self.log_decay * (torch.ones(shape, dtype=torch.float64) if self.constant_decay else uniform(*shape))
+            for step in torch.randint(self.tokens, (self.resets,), generator=random).tolist():
+                g[:, step] = -torch.inf
+        state = normal(self.batch, self.heads, self.key_width, self.value_width) if self.state else None
+        found = dict(zip(NAMES, (q, k, a, u, g, state), strict=True))
+        return {name: None if x is None else x.to(device) for name, x in _cast(found, dtype).items()}
+
+
+def run(
+    inputs: dict[str, Tensor | None], *, impl: str, scale: float = 1.0, cu_seqlens: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Outputs and gradients of one form by name, for a fixed random cotangent."""
+    leaves = {name: None if x is None else x.detach().requires_grad_() for name, x in inputs.items()}
+    o, state = erase_write(**leaves, scale=scale, cu_seqlens=cu_seqlens, impl=impl)  # type: ignore[arg-type]
+    random = torch.Generator().manual_seed(1)
+    loss = torch.zeros((), dtype=torch.float64, device=o.device)
+    for x in (o, state):
+        cotangent = torch.randn(x.shape, dtype=torch.float64, generator=random)
+        loss = loss + (x.double() * cotangent.to(x.device)).sum()
+    wanted = {name: x for name, x in leaves.items() if x is not None}
+    gradients = torch.autograd.grad(loss, list(wanted.values()))
+    found = {"o": o.detach(), "state": state.detach()}
+    return found | {f"d{name}": d for name, d in zip(wanted, gradients, strict=True)}
+
+
+def relative_error(x: Tensor, truth: Tensor) -> float:
+    """‖x − truth‖ / ‖truth‖ in float64 (the absolute error where the truth is zero); NaN counts as infinite."""
+    x, truth = x.double(), truth.double()
+    error = float((x - truth).norm()) / (float(truth.norm()) or 1.0)
+    return error if error == error else float("inf")
+
+
+def over_budget(
+    inputs: dict[str, Tensor | None],
+    *,
+    impl: str,
+    dtype: torch.dtype,
+    scale: float = 1.0,
+    cu_seqlens: Tensor | None = None,
+) -> dict[str, tuple[float, float]]:
+    """The outputs and gradients of `impl` in `dtype` that are further from the truth than the budget allows, as
+    name → (error, budget).
+
+    The truth is the float64 loop. The budget is BUDGET_FACTOR times the larger of two errors: that of the loop in
+    `dtype` itself (for float64: of the float32 loop, carried over to float64's rounding), and what one rounding of
+    the inputs does to the truth, which says how ill-conditioned the problem is.
+    """
+    rounding, narrower = torch.finfo(dtype).eps, torch.float32 if dtype == torch.float64 else dtype
+    rounded = _cast(_cast(inputs, dtype), torch.float64)
+    random = torch.Generator().manual_seed(2)
+    nudge = torch.finfo(compute_dtype(dtype)).eps
+    nudged = {
+        name: None if x is None else x * (1 + nudge * torch.randn(x.shape, dtype=x.dtype, generator=random).to(x.device))
+        for name, x in rounded.items()
+    }
+    truth, loop, conditioned, actual = (
+        run(x, impl=form, scale=scale, cu_seqlens=cu_seqlens)
+        for x, form in (
+            (rounded, "reference"),
+            (_cast(inputs, narrower), "reference"),
+            (nudged, "reference"),
+            (_cast(inputs, dtype), impl),
+        )
+    )
+    over = {}
+    for name, x in actual.items():
+        own = relative_error(loop[name], truth[name]) * (rounding / torch.finfo(narrower).eps)
+        conditioning = relative_error(conditioned[name], truth[name])
+        budget = max(BUDGET_FACTOR * max(own, conditioning), BUDGET_FLOOR * rounding)
+        error = relative_error(x, truth[name])
+        if not error <= budget:
+            over[name] = (error, budget)
+    return over
+
+
+def _cast(inputs: dict[str, Tensor | None], dtype: torch.dtype) -> dict[str, Tensor | None]:
+    """Inputs in `dtype`, with g and the state in the precision the op computes in."""
+    wide = {"g": compute_dtype(dtype), "initial_state": compute_dtype(dtype)}
+    return {name: None if x is None else x.to(wide.get(name, dtype)) for name, x in inputs.items()}
