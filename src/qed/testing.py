@@ -17,7 +17,7 @@ Keys = Literal["random", "few", "identical"]
 Decay = Literal["none", "head", "channel"]
 NAMES = ("q", "k", "a", "u", "g", "initial_state")
 BUDGET_FACTOR = 4  # the chunk form may be this many times as wrong as the loop in the same precision …
-BUDGET_FLOOR = 8  # … and no budget is below this many roundings
+BUDGET_FLOOR = 32  # … and no budget is below as many roundings of the arithmetic as a chunk has tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Case:
         if self.decay != "none":
             shape = (*tokens, self.key_width if self.decay == "channel" else 1)
             g = self.log_decay * (torch.ones(shape, dtype=torch.float64) if self.constant_decay else uniform(*shape))
-            for step in torch.randint(self.tokens, (self.resets,), generator=random).tolist():
+            for step in torch.randint(max(1, self.tokens), (self.resets,), generator=random).tolist():
                 g[:, step] = -torch.inf
         state = normal(self.batch, self.heads, self.key_width, self.value_width) if self.state else None
         found = dict(zip(NAMES, (q, k, a, u, g, state), strict=True))
@@ -88,7 +88,7 @@ def run(
 
 def relative_error(x: Tensor, truth: Tensor) -> float:
     """‖x − truth‖ / ‖truth‖ in float64 (the absolute error where the truth is zero); NaN counts as infinite."""
-    x, truth = x.double(), truth.double()
+    x, truth = x.detach().double(), truth.detach().double()
     error = float((x - truth).norm()) / (float(truth.norm()) or 1.0)
     return error if error == error else float("inf")
 
@@ -129,7 +129,7 @@ def over_budget(
     for name, x in actual.items():
         own = relative_error(loop[name], truth[name]) * (rounding / torch.finfo(narrower).eps)
         conditioning = relative_error(conditioned[name], truth[name])
-        budget = max(BUDGET_FACTOR * max(own, conditioning), BUDGET_FLOOR * rounding)
+        budget = max(BUDGET_FACTOR * max(own, conditioning), BUDGET_FLOOR * nudge)
         error = relative_error(x, truth[name])
         if not error <= budget:
             over[name] = (error, budget)

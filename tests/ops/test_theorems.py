@@ -62,6 +62,8 @@ def test_packed_equals_separate(impl: str, case: Case, data: st.DataObject) -> N
         o, state = call(alone, impl)
         assert relative_error(packed["o"][:, start:end], o) < TOLERANCE
         assert relative_error(packed["state"][n], state[0]) < TOLERANCE
+        if start == end:
+            continue
         loss = (o * cotangent[:, start:end]).sum() + (state * d_state[n]).sum()
         for name, d in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
             assert relative_error(packed[f"d{name}"][:, start:end], d) < TOLERANCE, name

@@ -1,0 +1,80 @@
+"""The halving tree against the pair-by-pair definition it stands for."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from qed.ops.decay import ChannelDecay, Decay, HeadDecay, Scratch, half_sizes, lower_left
+from qed.testing import relative_error
+
+
+def by_pairs(x: Tensor, k: Tensor, g: Tensor) -> Tensor:
+    """M_ij = Σ_c x_ic k_jc exp(g_{j+1,c} + … + g_{i,c}), i > j, one pair at a time."""
+    two, b, chunk, _ = x.shape
+    rows = []
+    for i in range(chunk):
+        row = [(x[:, :, i] * k[:, j] * g[:, j + 1 : i + 1].sum(1).exp()).sum(-1) for j in range(i)]
+        rows.append(torch.stack([*row, *[x.new_zeros(two, b)] * (chunk - i)], -1))
+    return torch.stack(rows, -2)
+
+
+def made(kind: type[Decay], chunk: int, strong: bool) -> tuple[Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(chunk)
+    x, k = (torch.randn(*shape, 5, dtype=torch.float64, generator=random) for shape in ((2, 3, chunk), (3, chunk)))
+    g = -(20 if strong else 1) * torch.rand(3, chunk, 5 if kind is ChannelDecay else 1, generator=random).double()
+    if strong and chunk > 2:
+        g[1, chunk // 2] = -torch.inf
+        g[2, :] = -torch.inf
+    return x, k, g
+
+
+@pytest.mark.parametrize("strong", [False, True])
+@pytest.mark.parametrize("chunk", [1, 2, 8, 32])
+@pytest.mark.parametrize("kind", [ChannelDecay, HeadDecay])
+def test_tree_equals_pairs(kind: type[Decay], chunk: int, strong: bool) -> None:
+    x, k, g = made(kind, chunk, strong)
+    decay = kind(g.clone(), Scratch(g, g.dtype))
+    m = x.new_full((2, 3, chunk, chunk), torch.nan)
+    decay.pairs(x, k, m)
+    assert relative_error(m, by_pairs(x, k, g)) < 1e-14
+    assert relative_error(decay.after_start, g.cumsum(1).exp()) < 1e-14
+    later = torch.stack([g[:, j + 1 :].sum(1).exp() for j in range(chunk)], 1)
+    assert relative_error(decay.until_end, later) < 1e-14
+
+
+@pytest.mark.parametrize("chunk", [2, 8, 32])
+@pytest.mark.parametrize("kind", [ChannelDecay, HeadDecay])
+def test_tree_gradients_equal_autograd_through_pairs(kind: type[Decay], chunk: int) -> None:
+    """All of M, the decay from the start and the decay to the end contribute to dg."""
+    x, k, g = made(kind, chunk, strong=False)
+    random = torch.Generator().manual_seed(0)
+    dm = torch.randn(3, 2, chunk, chunk, dtype=torch.float64, generator=random)
+    d_start, d_end = (torch.randn(g.shape, dtype=torch.float64, generator=random) for _ in range(2))
+
+    leaves = [t.clone().requires_grad_() for t in (x, k, g)]
+    later = torch.stack([leaves[2][:, j + 1 :].sum(1) for j in range(chunk)], 1)
+    loss = (by_pairs(*leaves) * dm.transpose(0, 1)).sum() + (leaves[2].cumsum(1) * d_start).sum() + (later * d_end).sum()
+    expected = torch.autograd.grad(loss, leaves)
+
+    decay = kind(g.clone(), Scratch(g, g.dtype))
+    decay.keep_pairs(x, k)
+    decay.begin_gradient(d_start.clone(), d_end.clone())
+    dx, dk = torch.zeros(3, 2, chunk, 5, dtype=torch.float64), torch.zeros_like(k)
+    decay.pairs_backward(dm, x, k, dx, dk)
+    for found, truth in zip((dx.transpose(0, 1), dk, decay.gradient()), expected, strict=True):
+        assert relative_error(found, truth) < 1e-13
+
+
+def test_levels_cover_the_strict_lower_triangle_once() -> None:
+    m = torch.zeros(2, 32, 32)
+    for half in half_sizes(32):
+        lower_left(m, half).add_(1)
+    assert torch.equal(m, torch.ones(2, 32, 32).tril(-1))
+
+
+def test_scratch_hands_out_the_same_memory_again() -> None:
+    scratch = Scratch(torch.empty(0), torch.float32)
+    first = scratch("x", 4, 8)
+    assert scratch("x", 2, 3).data_ptr() == first.data_ptr()
+    assert scratch("y", 4, 8).data_ptr() != first.data_ptr()
+    assert scratch("x", 9, 9).shape == (9, 9)

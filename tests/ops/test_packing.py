@@ -1,0 +1,51 @@
+"""Chunks, lanes and slabs: every token exactly once, in order, and nothing that is not one."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qed.ops.packing import Packing, Schedule, chunk_bound
+from tests.strategies import offsets
+
+
+@given(data=st.data(), tokens=st.integers(1, 200), heads=st.integers(1, 3), chunk=st.sampled_from((1, 4, 32)))
+def test_every_token_is_in_one_chunk(data: st.DataObject, tokens: int, heads: int, chunk: int) -> None:
+    cuts = data.draw(offsets(tokens))
+    x = torch.arange(tokens * heads, dtype=torch.float64).view(1, tokens, heads, 1) + 1
+    schedule = Schedule.of(x, torch.tensor(cuts), chunk)
+    size = data.draw(st.sampled_from((1, 64, 10**9)))
+    out, seen, first = torch.zeros_like(x), [], 0
+    for slab in schedule.slabs(size):
+        assert slab.first_chunk == first
+        first += slab.chunks
+        chunks = slab.gather(x, torch.full((slab.chunks * heads, chunk, 1), torch.nan, dtype=torch.float64))
+        seen.append(chunks[chunks != 0])
+        slab.scatter(chunks, out)
+    assert torch.equal(out, x)
+    assert torch.cat(seen).sort().values.tolist() == x.flatten().tolist()
+    assert first == sum(-(-(b - a) // chunk) for a, b in zip(cuts, cuts[1:], strict=False))
+    assert first <= chunk_bound(1, tokens, len(cuts) - 1, chunk, True)
+
+
+def test_lanes_are_the_longest_sequences_first() -> None:
+    x = torch.zeros(1, 100, 1, 1)
+    schedule = Schedule.of(x, torch.tensor([0, 10, 10, 90, 100]), 10)
+    assert schedule.order.tolist()[0] == 2
+    assert schedule.lanes == (3, 1, 1, 1, 1, 1, 1, 1)
+
+
+def test_mask_to_packed_and_back() -> None:
+    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]])
+    packing = Packing.from_mask(mask)
+    assert packing.cu_seqlens.tolist() == [0, 2, 2, 5]
+    x = torch.randn(3, 4, 2, requires_grad=True)
+    back = packing.unpack(packing.pack(x))
+    assert torch.equal(back, x * mask.unsqueeze(-1))
+    back.sum().backward()
+    assert torch.equal(x.grad, mask.unsqueeze(-1).expand(3, 4, 2).float())  # type: ignore[arg-type]
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"mask: expected shape \[B, T\], got \[3\]"):
+        Packing.from_mask(torch.ones(3))

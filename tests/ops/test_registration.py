@@ -1,0 +1,137 @@
+"""The op under torch's own checks and compilers: opcheck, fullgraph, dynamic shapes, a fresh process."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch._dynamo
+
+import qed.ops  # noqa: F401  (registers the operators)
+from qed.ops import erase_write, erase_write_step
+from qed.testing import Case, relative_error, run
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler"
+)
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=needs_compiler)]
+
+
+@pytest.mark.parametrize("decay", ["none", "head", "channel"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_opcheck(decay: str, packed: bool) -> None:
+    case = Case(batch=1 if packed else 2, tokens=40, decay=decay, state=not packed)  # type: ignore[arg-type]
+    inputs = case.inputs(torch.float32)
+    q, k, a, u, g, state = (None if x is None else x.requires_grad_() for x in inputs.values())
+    cu_seqlens = torch.tensor([0, 3, 3, 40]) if packed else None
+    torch.library.opcheck(torch.ops.qed.erase_write_chunkwise.default, (q, k, a, u, g, state, cu_seqlens, 0.5, True))
+    saved = torch.ops.qed.erase_write_chunkwise(q, k, a, u, g, state, cu_seqlens, 0.5, True)[2]
+    gradients = torch.randn(1 if packed else 2, 40, 2, 16), torch.randn(3 if packed else 2, 2, 16, 16)
+    torch.library.opcheck(
+        torch.ops.qed.erase_write_chunkwise_backward.default,
+        tuple(
+            [x.detach() for x in x] if isinstance(x, list) else x.detach() if isinstance(x, torch.Tensor) else x
+            for x in (*gradients, q, k, a, u, g, cu_seqlens, 0.5, saved)
+        ),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("impl", ["reference", "chunkwise"])
+def test_compiled_equals_eager(impl: str, backend: str) -> None:
+    """Forward and backward in one graph, surrounded by code the compiler may fuse."""
+
+    def loss(q: torch.Tensor, k: torch.Tensor, a: torch.Tensor, u: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        o, state = erase_write(q.sin(), k, a, u * 2, g, impl=impl)
+        return o.square().sum() + state.sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    inputs = Case(tokens=10, state=False).inputs()
+    leaves = [x.requires_grad_() for x in inputs.values() if x is not None]
+    expected, found = (torch.autograd.grad(f(*leaves), leaves) for f in (loss, compiled))
+    for x, y in zip(found, expected, strict=True):
+        assert relative_error(x, y) < 1e-13
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_dynamic_graph_serves_every_length(backend: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(erase_write, fullgraph=True, dynamic=True, backend=backend)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for tokens in (5, 31, 32, 33, 70, 100):
+            inputs = Case(tokens=tokens).inputs(torch.float32)
+            for x, y in zip(compiled(**inputs), erase_write(**inputs), strict=True):  # type: ignore[arg-type]
+                assert relative_error(x, y) < 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_packed_sequences_compile_without_a_break(backend: str) -> None:
+    compiled = torch.compile(erase_write, fullgraph=True, backend=backend)
+    inputs = Case(tokens=50, state=False).inputs(torch.float32)
+    offsets = torch.tensor([0, 7, 7, 50])
+    for x, y in zip(
+        compiled(**inputs, cu_seqlens=offsets),  # type: ignore[arg-type]
+        erase_write(**inputs, cu_seqlens=offsets),  # type: ignore[arg-type]
+        strict=True,
+    ):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("impl", ["reference", "chunkwise"])
+def test_the_step_compiles(impl: str, backend: str) -> None:
+    inputs = Case(tokens=1).inputs()
+    state = inputs.pop("initial_state")
+    token = {name: None if x is None else x[:, 0] for name, x in inputs.items()}
+    compiled = torch.compile(erase_write_step, fullgraph=True, backend=backend)
+    for x, y in zip(
+        compiled(**token, state=state, impl=impl),  # type: ignore[arg-type]
+        erase_write_step(**token, state=state, impl=impl),  # type: ignore[arg-type]
+        strict=True,
+    ):
+        assert relative_error(x, y) < 1e-14
+
+
+def test_compiled_code_still_checks_values_on_cpu() -> None:
+    compiled = torch.compile(erase_write, fullgraph=True, backend="aot_eager")
+    inputs = Case(tokens=5).inputs()
+    with pytest.raises(ValueError, match="g: expected log-decays ≤ 0"):
+        compiled(**(inputs | {"g": -inputs["g"]}))  # type: ignore[arg-type, operator]
+
+
+FRESH = """
+import torch
+import torch._dynamo
+from qed.ops import erase_write
+torch.manual_seed(0)
+x = [torch.randn(1, 40, 2, 8) / 3 for _ in range(4)] + [-torch.rand(1, 40, 2, 8)]
+compiled = [t.clone().requires_grad_() for t in x]
+torch.compile(erase_write, fullgraph=True, backend="aot_eager")(*compiled)[0].sum().backward()
+eager = [t.clone().requires_grad_() for t in x]
+erase_write(*eager)[0].sum().backward()
+assert all(torch.equal(c.grad, e.grad) for c, e in zip(compiled, eager))
+print("same")
+"""
+
+
+def test_compiling_is_fine_as_the_first_call_of_a_fresh_process() -> None:
+    result = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
+    assert result.stdout.strip() == "same", result.stderr
+
+
+def test_checkpointing_recomputes_the_same_gradients() -> None:
+    inputs = Case(tokens=70).inputs()
+    expected = run(inputs, impl="chunkwise")
+    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items() if x is not None}
+    o, state = torch.utils.checkpoint.checkpoint(lambda x: erase_write(**x), leaves, use_reentrant=False)
+    random = torch.Generator().manual_seed(1)
+    loss = sum((x * torch.randn(x.shape, dtype=x.dtype, generator=random)).sum() for x in (o, state))
+    for name, d in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+        assert torch.equal(d, expected[f"d{name}"])
+
+
+def test_nothing_is_kept_without_gradients() -> None:
+    inputs = Case().inputs()
+    *x, cu_seqlens = (*inputs.values(), None)
+    assert torch.ops.qed.erase_write_chunkwise(*x, cu_seqlens, 1.0, False)[2] == []
