@@ -29,12 +29,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .decay import ChannelDecay, Decay, HeadDecay, Scratch
+from .decay import ChannelDecay, Decay, HeadDecay
 from .packing import Schedule, Slab, chunk_bound, sequence_count
 from .precision import compute_dtype
+from .scratch import Scratch
 
 CHUNK = 32  # longer chunks cost more arithmetic, shorter ones more states and steps: measured best on CPU
-SLAB_ELEMENTS = 2**18  # tokens × heads × max(K, V) worked on at once: large enough for threads, small enough to cache
+SLAB_ELEMENTS = 2**17  # tokens × heads × max(K, V) worked on at once: large enough for threads, small enough to cache
 
 
 class Inputs(NamedTuple):
@@ -100,7 +101,7 @@ def forward(
     start state, P, T and R."""
     schedule = Schedule.of(q, cu_seqlens, CHUNK)
     inputs = Inputs.of(q, k, a, u, g)
-    scratch = Scratch(q, compute_dtype(q.dtype))
+    scratch = Scratch.lent(q.device, compute_dtype(q.dtype))
     state = _lanes_of(initial_state, schedule, q, u)
     o = q.new_empty(u.shape)
     saved = [state.new_empty(shape) for shape in saved_shapes(q, u, cu_seqlens)] if save else []
@@ -150,7 +151,7 @@ def backward(
     """Gradients of q, k, a, u, g (empty without one) and of the initial state."""
     schedule = Schedule.of(q, cu_seqlens, CHUNK)
     inputs = Inputs.of(q, k, a, u, g)
-    scratch = Scratch(q, compute_dtype(q.dtype))
+    scratch = Scratch.lent(q.device, compute_dtype(q.dtype))
     ds, do = _lanes_of(dstate, schedule, q, u), do.contiguous()
     dq, dk, da, du = (x.new_empty(x.shape) for x in (q, k, a, u))
     dg = q.new_empty(0) if g is None else g.new_empty(g.shape)
@@ -193,7 +194,7 @@ def backward(
         slab.scatter(d_k, dk)
         slab.scatter(y[:, :chunk], du)
         if g is not None:
-            slab.scatter(c.decay.gradient(), dg)
+            slab.scatter(c.decay.dg, dg)
     return dq, dk, da, du, dg, _sequences_of(ds, schedule, u.shape[2])
 
 

@@ -22,7 +22,6 @@ Shapes: b = chunks × heads; x [2, b, C, K] holds −a and q; k [b, C, K]; g [b,
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -30,21 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
-class Scratch:
-    """Named buffers that outlive a slab: on CPU the first touch of fresh memory costs ten times the arithmetic."""
-
-    def __init__(self, like: Tensor, dtype: torch.dtype):
-        self._like, self._dtype = like, dtype
-        self._buffers: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        """An uninitialised tensor; its content lasts until the same name is asked for again."""
-        size = math.prod(shape)
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[name] = self._like.new_empty(size, dtype=self._dtype)
-        return buffer[:size].view(shape)
+from .scratch import Scratch
 
 
 def half_sizes(chunk: int) -> list[int]:
@@ -84,26 +69,22 @@ class Decay(ABC):
     def _merge(self, half: int) -> None:
         first_prefix, second_prefix = halves(self.after_start, half)
         first_suffix, _ = halves(self.until_end, half)
-        first_suffix *= second_prefix[..., -1:, :]
-        second_prefix *= first_prefix[..., -1:, :]
+        first_suffix *= second_prefix.narrow(-2, half - 1, 1)
+        second_prefix *= first_prefix.narrow(-2, half - 1, 1)
 
     def begin_gradient(self, d_after_start: Tensor, d_until_end: Tensor) -> None:
-        """Take the gradients of the logarithms of the whole chunk's two factors, as if C were one block."""
-        self.d_prefix, self.d_suffix = d_after_start, d_until_end
+        """Take the gradients of the logarithms of the whole chunk's two factors; the pairs' own go on top on the way
+        down to single tokens."""
+        self.dg, self._d_suffix = d_after_start, d_until_end
 
     def _unmerge(self, half: int) -> tuple[Tensor, Tensor]:
-        """`_merge`, differentiated. Returns the views that take the level's own terms: (first half's suffix,
-        second half's prefix)."""
-        first_prefix, second_prefix = halves(self.d_prefix, half)
-        first_suffix, _ = halves(self.d_suffix, half)
-        through_first = second_prefix.sum(-2)
-        second_prefix[..., -1, :] += first_suffix.sum(-2)
-        first_prefix[..., -1, :] += through_first
+        """`_merge`, differentiated. Returns the views that take this level's own terms: of the first half's suffix
+        and of the second half's prefix."""
+        first_prefix, second_prefix = halves(self.dg, half)
+        first_suffix, _ = halves(self._d_suffix, half)
+        first_prefix.select(-2, -1).add_(second_prefix.sum(-2))
+        second_prefix.select(-2, -1).add_(first_suffix.sum(-2))
         return first_suffix, second_prefix
-
-    def gradient(self) -> Tensor:
-        """d g, once `pairs_backward` has brought the gradients down to single tokens."""
-        return self.d_prefix
 
     @abstractmethod
     def pairs(self, x: Tensor, k: Tensor, m: Tensor) -> None:
@@ -209,5 +190,5 @@ class HeadDecay(Decay):
         for half in reversed(half_sizes(chunk)):
             self._unmerge(half)
         # g_l lies on the path of every pair j < l ≤ i.
-        onwards = torch.ones(chunk, chunk, dtype=paths.dtype, device=paths.device).triu()
-        self.d_prefix += torch.matmul(onwards, paths).tril_(-1).sum(-1, keepdim=True)
+        onwards = torch.ones(chunk, chunk, dtype=paths.dtype, device=paths.device).triu_()
+        self.dg += torch.matmul(onwards, paths).tril_(-1).sum(-1, keepdim=True)
