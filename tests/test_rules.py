@@ -346,9 +346,7 @@ def test_qed_attention_is_every_arm_in_one_call(name: str, options: dict[str, An
     x = drawn(6)
     expected = RULES[name].attend(projections(name, x), scale=0.5, initial_state=x["state"])
     names = ("q", "k", "v", "g", "b", "w", "strength")
-    found = qed_attention(
-        *(x[n] for n in names), normalize_qk=False, scale=0.5, initial_state=x["state"], **options
-    )
+    found = qed_attention(*(x[n] for n in names), normalize_qk=False, scale=0.5, initial_state=x["state"], **options)
     for actual, truth in zip(found, expected, strict=True):
         assert torch.equal(actual, truth)
 

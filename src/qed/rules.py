@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,53 +59,54 @@ def corrected_erase(
     return b * k + per_head * correction
 
 
-# One function per rule. mypy cannot know that a declared input is there; `Rule.operands` has checked it.
+# One function per rule, of projections that `Rule.operands` has found to be those the rule declares.
+Checked: TypeAlias = Any
 
 
-def linear(x: Projections) -> Operands:
+def linear(x: Checked) -> Operands:
     return Operands(x.q, x.k, torch.zeros_like(x.k), x.v, None)
 
 
-def delta(x: Projections) -> Operands:
+def delta(x: Checked) -> Operands:
     """DeltaNet, GDN and KDA: they differ in the width of the decay alone (eqs. 1–3)."""
-    return Operands(x.q, x.k, x.b * x.k, x.b * x.v, x.g)  # type: ignore[operator]
+    return Operands(x.q, x.k, x.b * x.k, x.b * x.v, x.g)
 
 
-def gdn2(x: Projections) -> Operands:
-    return Operands(x.q, x.k, x.b * x.k, x.w * x.v, x.g)  # type: ignore[operator]
+def gdn2(x: Checked) -> Operands:
+    return Operands(x.q, x.k, x.b * x.k, x.w * x.v, x.g)
 
 
-def qed(x: Projections) -> Operands:
+def qed(x: Checked) -> Operands:
     return _corrected(x, x.q, gate=True, project=True)
 
 
-def qed_nogate(x: Projections) -> Operands:
+def qed_nogate(x: Checked) -> Operands:
     return _corrected(x, x.q, gate=False, project=True)
 
 
-def qed_nogate_noproj(x: Projections) -> Operands:
+def qed_nogate_noproj(x: Checked) -> Operands:
     return _corrected(x, x.q, gate=False, project=False)
 
 
-def qed_rand(x: Projections) -> Operands:
-    return _corrected(x, x.direction, gate=True, project=True)  # type: ignore[arg-type]
+def qed_rand(x: Checked) -> Operands:
+    return _corrected(x, x.direction, gate=True, project=True)
 
 
-def eda(x: Projections) -> Operands:
+def eda(x: Checked) -> Operands:
     """Two sub-steps per token: decay and erase along the direction e, then a delta-rule write without decay."""
     e, nothing = x.direction, torch.zeros_like
     return Operands(
         q=_then(nothing(x.q), x.q),
-        k=_then(e, x.k),  # type: ignore[arg-type]
-        a=_then(x.b * e, x.w * x.k),  # type: ignore[operator]
-        u=_then(nothing(x.v), x.w * x.v),  # type: ignore[operator]
-        g=_then(x.g, nothing(x.g)),  # type: ignore[arg-type]
+        k=_then(e, x.k),
+        a=_then(x.b * e, x.w * x.k),
+        u=_then(nothing(x.v), x.w * x.v),
+        g=_then(x.g, nothing(x.g)),
     )
 
 
-def _corrected(x: Projections, source: Tensor, *, gate: bool, project: bool) -> Operands:
-    a = corrected_erase(x.k, x.b, x.strength, source, gate=gate, project=project)  # type: ignore[arg-type]
-    return Operands(x.q, x.k, a, x.w * x.v, x.g)  # type: ignore[operator]
+def _corrected(x: Checked, source: Tensor, *, gate: bool, project: bool) -> Operands:
+    a = corrected_erase(x.k, x.b, x.strength, source, gate=gate, project=project)
+    return Operands(x.q, x.k, a, x.w * x.v, x.g)
 
 
 def _then(first: Tensor, second: Tensor) -> Tensor:
@@ -117,11 +118,11 @@ def _then(first: Tensor, second: Tensor) -> Tensor:
 class Rule:
     """A row: the rule's function and which projections it takes, so that a layer can make just those."""
 
-    function: Callable[[Projections], Operands]
+    function: Callable[[Checked], Operands]
     erase_vector: str  # the equation of a, for people
-    decay: Width = "none"
-    erase: Width = "none"
-    write: Width = "none"  # "none": u is v, or b⊙v where b is the one gate of both
+    decay: Width = "channel"
+    erase: Width = "channel"
+    write: Width = "channel"  # "none": u is v, or b⊙v where b is the one gate of both
     strength: bool = False
     direction: Literal["none", "head", "token"] = "none"
     substeps: int = 1
@@ -129,8 +130,9 @@ class Rule:
     def operands(self, x: Projections) -> Operands:
         """The arguments of `erase_write`, [B, T × substeps, H, ·], in q's dtype (g keeps its own)."""
         self._check(x)
-        q, k, a, u, g = self.function(x)
-        return Operands(*(t.to(x.q.dtype) for t in (q, k, a, u)), g)
+        operands = self.function(x)
+        q, k, a, u = (t.to(x.q.dtype) for t in operands[:4])
+        return Operands(q, k, a, u, operands.g)
 
     def attend(
         self,
@@ -156,8 +158,9 @@ class Rule:
             raise ValueError(f"q: expected one token, [B, 1, H, K], got {list(x.q.shape)}")
         operands = self.operands(x)
         for i in range(self.substeps):
-            q, k, a, u, g = (None if t is None else t[:, i] for t in operands)
-            o, state = erase_write_step(q, k, a, u, g, state=state, scale=scale, impl=impl)  # type: ignore[arg-type]
+            q, k, a, u = (t[:, i] for t in operands[:4])
+            g = None if operands.g is None else operands.g[:, i]
+            o, state = erase_write_step(q, k, a, u, g, state=state, scale=scale, impl=impl)
         return o.unsqueeze(1), state
 
     def _check(self, x: Projections) -> None:
@@ -185,29 +188,17 @@ def _expect(name: str, x: Tensor | float | None, shapes: list[list[int] | None])
         raise ValueError(f"{name}: expected {expected}, got {'nothing' if got is None else got}")
 
 
-_GATED: dict[str, Width] = {"decay": "channel", "erase": "channel", "write": "channel"}
-
 RULES: dict[str, Rule] = {
-    "linear": Rule(function=linear, erase_vector="0"),
-    "deltanet": Rule(function=delta, erase_vector="βk", erase="head"),
-    "gdn": Rule(function=delta, erase_vector="βk", erase="head", decay="head"),
-    "kda": Rule(function=delta, erase_vector="βk", erase="head", decay="channel"),
-    "gdn2": Rule(function=gdn2, erase_vector="b⊙k", **_GATED),
-    "qed": Rule(function=qed, erase_vector="b⊙k + λ·P⊥ₖ(b⊙q)", strength=True, **_GATED),
-    "qed-nogate": Rule(function=qed_nogate, erase_vector="b⊙k + λ·P⊥ₖ(q)", strength=True, **_GATED),
-    "qed-nogate-noproj": Rule(function=qed_nogate_noproj, erase_vector="b⊙k + λ·q", strength=True, **_GATED),
-    "qed-rand": Rule(
-        function=qed_rand, erase_vector="b⊙k + λ·P⊥ₖ(b⊙r_h)", strength=True, direction="head", **_GATED
-    ),
-    "eda": Rule(
-        function=eda,
-        erase_vector="b·e at e, then w·k at k",
-        decay="channel",
-        erase="head",
-        write="head",
-        direction="token",
-        substeps=2,
-    ),
+    "linear": Rule(function=linear, erase_vector="0", decay="none", erase="none", write="none"),
+    "deltanet": Rule(function=delta, erase_vector="βk", decay="none", erase="head", write="none"),
+    "gdn": Rule(function=delta, erase_vector="βk", decay="head", erase="head", write="none"),
+    "kda": Rule(function=delta, erase_vector="βk", erase="head", write="none"),
+    "gdn2": Rule(function=gdn2, erase_vector="b⊙k"),
+    "qed": Rule(function=qed, erase_vector="b⊙k + λ·P⊥ₖ(b⊙q)", strength=True),
+    "qed-nogate": Rule(function=qed_nogate, erase_vector="b⊙k + λ·P⊥ₖ(q)", strength=True),
+    "qed-nogate-noproj": Rule(function=qed_nogate_noproj, erase_vector="b⊙k + λ·q", strength=True),
+    "qed-rand": Rule(function=qed_rand, erase_vector="b⊙k + λ·P⊥ₖ(b⊙r_h)", strength=True, direction="head"),
+    "eda": Rule(function=eda, erase_vector="βₑe, then βk", erase="head", write="head", direction="token", substeps=2),
 }
 
 

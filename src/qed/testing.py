@@ -4,7 +4,7 @@ budgets taken from a lower precision's own error instead of from taste."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class Case:
     state: bool = True
     seed: int = 0
 
-    def inputs(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> dict[str, Tensor | None]:
+    def inputs(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> dict[str, Any]:
         """q, k, a, u, g and initial_state by name, drawn in float64 and rounded once."""
         random = torch.Generator().manual_seed(self.seed)
 
@@ -70,11 +70,11 @@ class Case:
 
 
 def run(
-    inputs: dict[str, Tensor | None], *, impl: str, scale: float = 1.0, cu_seqlens: Tensor | None = None
+    inputs: dict[str, Any], *, impl: str, scale: float = 1.0, cu_seqlens: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Outputs and gradients of one form by name, for a fixed random cotangent."""
-    leaves = {name: None if x is None else x.detach().requires_grad_() for name, x in inputs.items()}
-    o, state = erase_write(**leaves, scale=scale, cu_seqlens=cu_seqlens, impl=impl)  # type: ignore[arg-type]
+    leaves: dict[str, Any] = {name: None if x is None else x.detach().requires_grad_() for name, x in inputs.items()}
+    o, state = erase_write(**leaves, scale=scale, cu_seqlens=cu_seqlens, impl=impl)
     random = torch.Generator().manual_seed(1)
     loss = torch.zeros((), dtype=torch.float64, device=o.device)
     for x in (o, state):
@@ -94,7 +94,7 @@ def relative_error(x: Tensor, truth: Tensor) -> float:
 
 
 def over_budget(
-    inputs: dict[str, Tensor | None],
+    inputs: dict[str, Any],
     *,
     impl: str,
     dtype: torch.dtype,
@@ -113,7 +113,9 @@ def over_budget(
     random = torch.Generator().manual_seed(2)
     nudge = torch.finfo(compute_dtype(dtype)).eps
     nudged = {
-        name: None if x is None else x * (1 + nudge * torch.randn(x.shape, dtype=x.dtype, generator=random).to(x.device))
+        name: None
+        if x is None
+        else x * (1 + nudge * torch.randn(x.shape, dtype=x.dtype, generator=random).to(x.device))
         for name, x in rounded.items()
     }
     truth, loop, conditioned, actual = (
@@ -136,7 +138,7 @@ def over_budget(
     return over
 
 
-def _cast(inputs: dict[str, Tensor | None], dtype: torch.dtype) -> dict[str, Tensor | None]:
+def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Inputs in `dtype`, with g and the state in the precision the op computes in."""
     wide = {"g": compute_dtype(dtype), "initial_state": compute_dtype(dtype)}
     return {name: None if x is None else x.to(wide.get(name, dtype)) for name, x in inputs.items()}

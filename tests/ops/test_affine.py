@@ -15,8 +15,8 @@ from tests.strategies import cases
 def test_a_segment_maps_any_state_as_the_recurrence_does(case: Case) -> None:
     inputs = case.inputs()
     state = torch.randn(case.batch, case.heads, case.key_width, case.value_width, dtype=torch.float64)
-    affine = segment(inputs["k"], inputs["a"], inputs["u"], inputs["g"])  # type: ignore[arg-type]
-    _, expected = erase_write(**{**inputs, "initial_state": state})  # type: ignore[arg-type]
+    affine = segment(inputs["k"], inputs["a"], inputs["u"], inputs["g"])
+    _, expected = erase_write(**{**inputs, "initial_state": state})
     assert relative_error(affine(state), expected) < 1e-13
 
 
@@ -25,10 +25,9 @@ def test_composition_equals_the_whole_segment(case: Case, data: st.DataObject) -
     at = data.draw(st.integers(0, case.tokens))
     parts = [case.inputs()[name] for name in ("k", "a", "u", "g")]
     first, second = (
-        segment(*(None if x is None else x[:, cut] for x in parts))  # type: ignore[arg-type]
-        for cut in (slice(0, at), slice(at, None))
+        segment(*(None if x is None else x[:, cut] for x in parts)) for cut in (slice(0, at), slice(at, None))
     )
-    whole = segment(*parts)  # type: ignore[arg-type]
+    whole = segment(*parts)
     composed = first.then(second)
     # M starts at the identity and may shrink to nothing: its error is measured against where it started.
     assert (composed.M - whole.M).norm() < 1e-13 * case.key_width
@@ -46,7 +45,7 @@ def test_segmented_scan_equals_serial_pass(impl: str, case: Case, data: st.DataO
         lambda x: segmented_erase_write(**x, segments=segments, scale=0.5, impl=impl),
     ):
         inputs = {name: None if x is None else x.requires_grad_() for name, x in case.inputs().items()}
-        o, state = run(inputs)  # type: ignore[no-untyped-call]
+        o, state = run(inputs)
         leaves = [x for x in inputs.values() if x is not None]
         results.append((o, state, *torch.autograd.grad(o.sin().sum() + state.cos().sum(), leaves)))
     for serial, segmented in zip(*results, strict=True):
@@ -55,8 +54,8 @@ def test_segmented_scan_equals_serial_pass(impl: str, case: Case, data: st.DataO
 
 def test_float32_segments_are_composed_in_float32_and_stay_close() -> None:
     inputs = Case(tokens=512, strength=1.0, log_decay=-0.05).inputs(torch.float32)
-    truth, _ = erase_write(**Case(tokens=512, strength=1.0, log_decay=-0.05).inputs(), impl="reference")  # type: ignore[arg-type]
-    o, state = segmented_erase_write(**inputs, segments=8)  # type: ignore[arg-type]
+    truth, _ = erase_write(**Case(tokens=512, strength=1.0, log_decay=-0.05).inputs(), impl="reference")
+    o, state = segmented_erase_write(**inputs, segments=8)
     assert state.dtype == torch.float32
     assert relative_error(o, truth) < 1e-5
 
@@ -65,4 +64,4 @@ def test_bad_segment_counts_are_refused() -> None:
     inputs = Case(tokens=5).inputs()
     for segments in (0, 6, -1):
         with pytest.raises(ValueError, match=f"segments: expected 1 to T = 5, got {segments}"):
-            segmented_erase_write(**inputs, segments=segments)  # type: ignore[arg-type]
+            segmented_erase_write(**inputs, segments=segments)

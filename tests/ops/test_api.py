@@ -23,19 +23,19 @@ SIGNATURES = {
 
 @pytest.mark.parametrize("function", SIGNATURES)
 def test_signatures_are_the_published_ones(function: object) -> None:
-    parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    parameters = inspect.signature(function).parameters.values()
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
-    assert str(inspect.Signature(bare)) == SIGNATURES[function]  # type: ignore[index]
+    assert str(inspect.Signature(bare)) == SIGNATURES[function]
 
 
 def test_explain_names_the_form_and_why_not_the_others() -> None:
     inputs = Case().inputs()
-    choice = explain(**inputs)  # type: ignore[arg-type]
+    choice = explain(**inputs)
     assert choice.form == "chunkwise"
     assert "needs CUDA tensors, and q is on cpu" in choice.passed_over["triton"]
     assert set(choice.passed_over) == {"triton", "reference"}
     assert str(choice).startswith("chunkwise: ")
-    asked = explain(**inputs, impl="reference")  # type: ignore[arg-type]
+    asked = explain(**inputs, impl="reference")
     assert asked.form == "reference"
     assert asked.passed_over["chunkwise"] == "impl='reference' was asked for"
 
@@ -43,26 +43,26 @@ def test_explain_names_the_form_and_why_not_the_others() -> None:
 def test_explain_computes_nothing_and_checks_its_arguments() -> None:
     inputs = Case().inputs()
     with pytest.raises(ValueError, match="impl: expected one of"):
-        explain(**inputs, impl="fast")  # type: ignore[arg-type]
+        explain(**inputs, impl="fast")
     with pytest.raises(ValueError, match="k: expected q's shape"):
-        explain(**(inputs | {"k": inputs["k"][:, 1:]}))  # type: ignore[arg-type, index]
+        explain(**(inputs | {"k": inputs["k"][:, 1:]}))
 
 
 def test_triton_on_cpu_raises_and_does_not_fall_back() -> None:
     inputs = Case(tokens=1).inputs()
     with pytest.raises(RuntimeError, match="impl='triton' cannot run here: it needs CUDA tensors, and q is on cpu"):
-        erase_write(**inputs, impl="triton")  # type: ignore[arg-type]
+        erase_write(**inputs, impl="triton")
     state = inputs.pop("initial_state")
     token = {name: None if x is None else x[:, 0] for name, x in inputs.items()}
     with pytest.raises(RuntimeError, match="impl='triton' cannot run here"):
-        erase_write_step(**token, state=state, impl="triton")  # type: ignore[arg-type]
+        erase_write_step(**token, state=state, impl="triton")
 
 
 def test_auto_says_once_what_it_runs(caplog: pytest.LogCaptureFixture) -> None:
     api._announced.clear()
     with caplog.at_level(logging.INFO, "qed"):
         for _ in range(3):
-            erase_write(**Case().inputs())  # type: ignore[arg-type]
+            erase_write(**Case().inputs())
     assert [r.getMessage().splitlines()[0] for r in caplog.records if r.name == "qed"] == [
         "impl='auto' on cpu runs chunkwise: matrix products over chunks of tokens; any device, dtype and shape"
     ]
@@ -71,7 +71,7 @@ def test_auto_says_once_what_it_runs(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("impl", ["reference", "chunkwise"])
 def test_dtypes_in_and_out(impl: str, dtype: torch.dtype) -> None:
-    o, state = erase_write(**Case().inputs(dtype), impl=impl)  # type: ignore[arg-type]
+    o, state = erase_write(**Case().inputs(dtype), impl=impl)
     assert o.dtype == dtype
     assert state.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 

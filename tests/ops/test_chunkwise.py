@@ -30,14 +30,14 @@ def test_chunk_equals_loop_on_packed_sequences(case: Case, data: st.DataObject, 
 @pytest.mark.parametrize("decay", ["none", "head", "channel"])
 @pytest.mark.parametrize("keys", ["few", "identical"])
 def test_chunk_equals_loop_over_a_thousand_tokens(decay: str, keys: str) -> None:
-    case = Case(tokens=1000, decay=decay, keys=keys, log_decay=-0.02, strength=1.0)  # type: ignore[arg-type]
+    case = Case(tokens=1000, decay=decay, keys=keys, log_decay=-0.02, strength=1.0)
     assert over_budget(case.inputs(), impl="chunkwise", dtype=torch.float64) == {}
 
 
 @pytest.mark.parametrize(("key_width", "value_width"), [(60, 100), (100, 60), (128, 128), (256, 128), (128, 256)])
 @pytest.mark.parametrize("decay", ["head", "channel"])
 def test_chunk_equals_loop_at_any_width(key_width: int, value_width: int, decay: str) -> None:
-    case = Case(tokens=70, heads=1, key_width=key_width, value_width=value_width, decay=decay)  # type: ignore[arg-type]
+    case = Case(tokens=70, heads=1, key_width=key_width, value_width=value_width, decay=decay)
     for dtype in (torch.float64, torch.float32):
         assert over_budget(case.inputs(), impl="chunkwise", dtype=dtype) == {}
 
@@ -55,16 +55,16 @@ def test_a_reset_forgets_everything_exactly() -> None:
     inputs = Case(tokens=80, decay="channel").inputs(torch.float32)
     assert inputs["g"] is not None
     inputs["g"][:, 37] = -torch.inf
-    o, state = erase_write(**inputs, impl="chunkwise")  # type: ignore[arg-type]
+    o, state = erase_write(**inputs, impl="chunkwise")
     tail = {name: x if x is None or name == "initial_state" else x[:, 37:] for name, x in inputs.items()}
     tail["initial_state"] = None
-    tail["g"] = tail["g"].clone()  # type: ignore[union-attr]
-    tail["g"][:, 0] = 0  # type: ignore[index]
-    o_tail, state_tail = erase_write(**tail, impl="chunkwise")  # type: ignore[arg-type]
+    tail["g"] = tail["g"].clone()
+    tail["g"][:, 0] = 0
+    o_tail, state_tail = erase_write(**tail, impl="chunkwise")
     assert relative_error(o[:, 37:], o_tail) < 1e-6
     assert relative_error(state, state_tail) < 1e-6
-    changed = {**inputs, "initial_state": 1e30 * inputs["initial_state"]}  # type: ignore[operator]
-    assert torch.equal(erase_write(**changed, impl="chunkwise")[1], state)  # type: ignore[arg-type]
+    changed = {**inputs, "initial_state": 1e30 * inputs["initial_state"]}
+    assert torch.equal(erase_write(**changed, impl="chunkwise")[1], state)
 
 
 def test_the_decay_gradient_keeps_its_relative_accuracy_when_it_is_tiny() -> None:
@@ -96,8 +96,8 @@ def test_repeats_are_bit_identical() -> None:
 
 def test_gradients_reach_only_what_asks_for_them() -> None:
     inputs = Case().inputs()
-    inputs["k"].requires_grad_()  # type: ignore[union-attr]
-    o, _ = erase_write(**inputs, impl="chunkwise")  # type: ignore[arg-type]
+    inputs["k"].requires_grad_()
+    o, _ = erase_write(**inputs, impl="chunkwise")
     o.sum().backward()
     assert [name for name, x in inputs.items() if x is not None and x.grad is not None] == ["k"]
 
@@ -106,8 +106,8 @@ def test_the_state_alone_can_be_differentiated() -> None:
     results = []
     for impl in ("reference", "chunkwise"):
         inputs = Case().inputs()
-        u = inputs["u"].requires_grad_()  # type: ignore[union-attr]
-        _, state = erase_write(**inputs, impl=impl)  # type: ignore[arg-type]
+        u = inputs["u"].requires_grad_()
+        _, state = erase_write(**inputs, impl=impl)
         results.append(torch.autograd.grad(state.square().sum(), u)[0])
     assert relative_error(results[1], results[0]) < 1e-13
 
@@ -115,14 +115,14 @@ def test_the_state_alone_can_be_differentiated() -> None:
 def test_no_tokens_leave_the_state_as_it_was() -> None:
     inputs = Case(tokens=0).inputs()
     for impl in ("reference", "chunkwise"):
-        o, state = erase_write(**inputs, impl=impl)  # type: ignore[arg-type]
+        o, state = erase_write(**inputs, impl=impl)
         assert o.shape == (1, 0, 2, 16)
-        assert torch.equal(state, inputs["initial_state"])  # type: ignore[arg-type]
+        assert torch.equal(state, inputs["initial_state"])
 
 
 def test_nan_in_one_sequence_stays_there() -> None:
     inputs = Case(batch=2, tokens=50).inputs(torch.float32)
-    inputs["u"][0] = torch.nan  # type: ignore[index]
+    inputs["u"][0] = torch.nan
     with value_checks(False):
         found = run(inputs, impl="chunkwise")
     for name, x in found.items():

@@ -1,5 +1,7 @@
 """Chunks, lanes and slabs: every token exactly once, in order, and nothing that is not one."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -24,7 +26,7 @@ def test_every_token_is_in_one_chunk(data: st.DataObject, tokens: int, heads: in
         slab.scatter(chunks, out)
     assert torch.equal(out, x)
     assert torch.cat(seen).sort().values.tolist() == x.flatten().tolist()
-    assert first == sum(-(-(b - a) // chunk) for a, b in zip(cuts, cuts[1:], strict=False))
+    assert first == sum(-(-(b - a) // chunk) for a, b in pairwise(cuts))
     assert first <= chunk_bound(1, tokens, len(cuts) - 1, chunk, True)
 
 
@@ -43,7 +45,7 @@ def test_mask_to_packed_and_back() -> None:
     back = packing.unpack(packing.pack(x))
     assert torch.equal(back, x * mask.unsqueeze(-1))
     back.sum().backward()
-    assert torch.equal(x.grad, mask.unsqueeze(-1).expand(3, 4, 2).float())  # type: ignore[arg-type]
+    assert torch.equal(x.grad, mask.unsqueeze(-1).expand(3, 4, 2).float())
 
 
 def test_a_mask_of_another_shape_is_refused() -> None:

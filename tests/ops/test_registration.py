@@ -21,7 +21,7 @@ BACKENDS = ["aot_eager", pytest.param("inductor", marks=needs_compiler)]
 @pytest.mark.parametrize("decay", ["none", "head", "channel"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_opcheck(decay: str, packed: bool) -> None:
-    case = Case(batch=1 if packed else 2, tokens=40, decay=decay, state=not packed)  # type: ignore[arg-type]
+    case = Case(batch=1 if packed else 2, tokens=40, decay=decay, state=not packed)
     inputs = case.inputs(torch.float32)
     q, k, a, u, g, state = (None if x is None else x.requires_grad_() for x in inputs.values())
     cu_seqlens = torch.tensor([0, 3, 3, 40]) if packed else None
@@ -61,7 +61,7 @@ def test_one_dynamic_graph_serves_every_length(backend: str) -> None:
     with torch._dynamo.config.patch(error_on_recompile=True):
         for tokens in (5, 31, 32, 33, 70, 100):
             inputs = Case(tokens=tokens).inputs(torch.float32)
-            for x, y in zip(compiled(**inputs), erase_write(**inputs), strict=True):  # type: ignore[arg-type]
+            for x, y in zip(compiled(**inputs), erase_write(**inputs), strict=True):
                 assert relative_error(x, y) < 1e-6
 
 
@@ -71,8 +71,8 @@ def test_packed_sequences_compile_without_a_break(backend: str) -> None:
     inputs = Case(tokens=50, state=False).inputs(torch.float32)
     offsets = torch.tensor([0, 7, 7, 50])
     for x, y in zip(
-        compiled(**inputs, cu_seqlens=offsets),  # type: ignore[arg-type]
-        erase_write(**inputs, cu_seqlens=offsets),  # type: ignore[arg-type]
+        compiled(**inputs, cu_seqlens=offsets),
+        erase_write(**inputs, cu_seqlens=offsets),
         strict=True,
     ):
         assert torch.equal(x, y)
@@ -86,8 +86,8 @@ def test_the_step_compiles(impl: str, backend: str) -> None:
     token = {name: None if x is None else x[:, 0] for name, x in inputs.items()}
     compiled = torch.compile(erase_write_step, fullgraph=True, backend=backend)
     for x, y in zip(
-        compiled(**token, state=state, impl=impl),  # type: ignore[arg-type]
-        erase_write_step(**token, state=state, impl=impl),  # type: ignore[arg-type]
+        compiled(**token, state=state, impl=impl),
+        erase_write_step(**token, state=state, impl=impl),
         strict=True,
     ):
         assert relative_error(x, y) < 1e-14
@@ -97,7 +97,7 @@ def test_compiled_code_still_checks_values_on_cpu() -> None:
     compiled = torch.compile(erase_write, fullgraph=True, backend="aot_eager")
     inputs = Case(tokens=5).inputs()
     with pytest.raises(ValueError, match="g: expected log-decays ≤ 0"):
-        compiled(**(inputs | {"g": -inputs["g"]}))  # type: ignore[arg-type, operator]
+        compiled(**(inputs | {"g": -inputs["g"]}))
 
 
 FRESH = """

@@ -51,7 +51,7 @@ def test_inference_mode_first_does_not_break_training_after() -> None:
     def work() -> None:  # in a thread of its own, so that the buffers really are born here
         inputs = Case(tokens=40).inputs(torch.float32)
         with torch.inference_mode():
-            erase_write(**inputs, impl="chunkwise")  # type: ignore[arg-type]
+            erase_write(**inputs, impl="chunkwise")
         found.append(run(inputs, impl="chunkwise"))
 
     thread = threading.Thread(target=work)

@@ -1,5 +1,8 @@
 """Equalities that hold for every form: state passing, packing, padding, causality, decoding."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,11 +17,11 @@ from tests.strategies import cases, offsets
 IMPLS = ("reference", "chunkwise")
 TOLERANCE = 1e-12  # float64: thousands of roundings, far below any wrong term
 
-Inputs = dict[str, Tensor | None]
+Inputs = dict[str, Any]
 
 
 def call(inputs: Inputs, impl: str, **options: Tensor | float | None) -> tuple[Tensor, Tensor]:
-    return erase_write(**inputs, impl=impl, **options)  # type: ignore[arg-type]
+    return erase_write(**inputs, impl=impl, **options)
 
 
 def tokens(inputs: Inputs, start: int, end: int | None, state: Tensor | None) -> Inputs:
@@ -40,9 +43,9 @@ def test_split_anywhere_equals_whole(impl: str, case: Case, data: st.DataObject)
     assert relative_error(torch.cat([o1, o2], 1), o) < TOLERANCE
     assert relative_error(end, state) < TOLERANCE
     leaves = [name for name, x in inputs.items() if x is not None]
-    d_whole = torch.autograd.grad(o.sin().sum() + state.sum(), [whole[n] for n in leaves])  # type: ignore[misc]
+    d_whole = torch.autograd.grad(o.sin().sum() + state.sum(), [whole[n] for n in leaves])
     loss = o1.sin().sum() + o2.sin().sum() + end.sum()
-    d_parts = torch.autograd.grad(loss, [parts[n] for n in leaves])  # type: ignore[misc]
+    d_parts = torch.autograd.grad(loss, [parts[n] for n in leaves])
     for name, x, y in zip(leaves, d_parts, d_whole, strict=True):
         assert relative_error(x, y) < TOLERANCE, name
 
@@ -56,7 +59,7 @@ def test_packed_equals_separate(impl: str, case: Case, data: st.DataObject) -> N
     random = torch.Generator().manual_seed(1)
     cotangent = torch.randn(packed["o"].shape, dtype=torch.float64, generator=random)
     d_state = torch.randn(packed["state"].shape, dtype=torch.float64, generator=random)
-    for n, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for n, (start, end) in enumerate(pairwise(cuts)):
         alone = {name: None if x is None else x.detach() for name, x in tokens(inputs, start, end, None).items()}
         leaves = {name: x.requires_grad_() for name, x in alone.items() if x is not None}
         o, state = call(alone, impl)
@@ -110,7 +113,7 @@ def test_the_future_never_changes_the_past(impl: str, case: Case, data: st.DataO
     for name, x in inputs.items():
         later = other[name]
         same = x is None or later is None or name == "initial_state"
-        changed[name] = x if same else torch.cat([x[:, :at], later[:, at:]], 1)  # type: ignore[index]
+        changed[name] = x if same else torch.cat([x[:, :at], later[:, at:]], 1)
     assert torch.equal(call(inputs, impl)[0][:, :at], call(changed, impl)[0][:, :at])
     leaves = {name: x.requires_grad_() for name, x in inputs.items() if x is not None}
     d = torch.autograd.grad(call(inputs, impl)[0][:, :at].sin().sum(), list(leaves.values()))
@@ -128,7 +131,7 @@ def test_prefill_and_decode_equal_one_pass(impl: str, case: Case, data: st.DataO
     steps = [outputs]
     for t in range(at, case.tokens):
         token = {name: None if x is None else x[:, t] for name, x in inputs.items() if name != "initial_state"}
-        out, current = erase_write_step(**token, state=current, scale=0.5, impl=impl)  # type: ignore[arg-type]
+        out, current = erase_write_step(**token, state=current, scale=0.5, impl=impl)
         steps.append(out.unsqueeze(1))
     assert relative_error(torch.cat(steps, 1), o) < TOLERANCE
     assert relative_error(current, state) < TOLERANCE
@@ -141,10 +144,10 @@ def test_decoding_for_four_thousand_steps_stays_with_the_chunk_form(impl: str) -
     current, outputs = inputs["initial_state"], []
     for t in range(4096):
         token = {name: None if x is None else x[:, t] for name, x in inputs.items() if name != "initial_state"}
-        out, current = erase_write_step(**token, state=current, impl=impl)  # type: ignore[arg-type]
+        out, current = erase_write_step(**token, state=current, impl=impl)
         outputs.append(out)
     assert relative_error(torch.stack(outputs, 1), o) < 1e-5
-    assert relative_error(current, state) < 1e-5  # type: ignore[arg-type]
+    assert relative_error(current, state) < 1e-5
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -157,7 +160,7 @@ def test_a_step_has_the_gradients_of_a_sequence_of_one(impl: str, case: Case) ->
     o, state = call(inputs, "reference", scale=0.5)
     expected = torch.autograd.grad(o.sin().sum() + state.cos().sum(), list(leaves.values()))
     token = {name: None if x is None else x[:, 0] for name, x in inputs.items() if name != "initial_state"}
-    o, state = erase_write_step(**token, state=inputs["initial_state"], scale=0.5, impl=impl)  # type: ignore[arg-type]
+    o, state = erase_write_step(**token, state=inputs["initial_state"], scale=0.5, impl=impl)
     found = torch.autograd.grad(o.sin().sum() + state.cos().sum(), list(leaves.values()))
     for name, x, y in zip(leaves, found, expected, strict=True):
         assert relative_error(x, y) < TOLERANCE, name
@@ -169,6 +172,6 @@ def test_a_step_leaves_the_callers_state_alone() -> None:
     assert state is not None
     before = state.clone()
     token = {name: None if x is None else x[:, 0] for name, x in inputs.items()}
-    _, after = erase_write_step(**token, state=state)  # type: ignore[arg-type]
+    _, after = erase_write_step(**token, state=state)
     assert torch.equal(state, before)
     assert not torch.equal(after, before)

@@ -32,10 +32,25 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("integers", {"q": torch.zeros(2, 6, 3, 4, dtype=torch.int64)}, TypeError, "q: expected one of .*got torch.int64"),
     ("mixed dtypes", {"k": torch.zeros(2, 6, 3, 4).double()}, TypeError, "k: expected q's dtype torch.float32, got"),
     ("g in bfloat16", {"g": torch.zeros(2, 6, 3, 4).bfloat16()}, TypeError, "g: expected torch.float32 or .*bfloat16"),
-    ("another device", {"a": torch.zeros(2, 6, 3, 4, device="meta")}, ValueError, "a: expected q's device cpu, got meta"),
-    ("state of one head", {"initial_state": torch.zeros(2, 1, 4, 5)}, ValueError, r"initial_state: expected shape \[2, 3"),
+    (
+        "another device",
+        {"a": torch.zeros(2, 6, 3, 4, device="meta")},
+        ValueError,
+        "a: expected q's device cpu, got meta",
+    ),
+    (
+        "state of one head",
+        {"initial_state": torch.zeros(2, 1, 4, 5)},
+        ValueError,
+        r"initial_state: expected shape \[2, 3",
+    ),
     ("state in bfloat16", {"initial_state": torch.zeros(2, 3, 4, 5).bfloat16()}, TypeError, "initial_state: expected"),
-    ("packing a batch", {"cu_seqlens": torch.tensor([0, 6])}, ValueError, "cu_seqlens: packed sequences need batch size 1"),
+    (
+        "packing a batch",
+        {"cu_seqlens": torch.tensor([0, 6])},
+        ValueError,
+        "cu_seqlens: packed sequences need batch size 1",
+    ),
     ("scale is a tensor", {"scale": torch.ones(1)}, TypeError, "scale: expected a number, got Tensor"),
     ("scale is infinite", {"scale": math.inf}, ValueError, "scale: expected a finite number, got inf"),
     ("unknown form", {"impl": "cuda"}, ValueError, "impl: expected one of 'auto', .*got 'cuda'"),
@@ -95,7 +110,7 @@ def test_bad_steps_are_named(impl: str, change: dict[str, Any], error: type[Exce
 def test_arguments_are_keyword_only_and_known() -> None:
     inputs = good()
     with pytest.raises(TypeError):
-        erase_write(*(inputs[name] for name in "qkaug"), 2.0)  # type: ignore[call-arg, misc]
+        erase_write(*(inputs[name] for name in "qkaug"), 2.0)
     with pytest.raises(TypeError, match="unexpected keyword"):
         erase_write(**inputs, output_final_state=True)
 

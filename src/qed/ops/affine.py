@@ -60,7 +60,7 @@ def segmented_erase_write(
 
     It costs about three times the arithmetic, and pays when batch × heads alone cannot fill the machine.
     """
-    batch, tokens, heads, width = q.shape
+    batch, tokens = q.shape[:2]
     if not 1 <= segments <= max(1, tokens):
         raise ValueError(f"segments: expected 1 to T = {tokens}, got {segments}")
     length = -(-tokens // segments)

@@ -1,6 +1,6 @@
 """The op every model of this package is made of: validate, choose a form, call it.
 
-    S_t = (I − k_t a_tᵀ) Diag(exp g_t) S_{t−1} + k_t u_tᵀ          o_t = scale · S_tᵀ q_t
+S_t = (I − k_t a_tᵀ) Diag(exp g_t) S_{t−1} + k_t u_tᵀ          o_t = scale · S_tᵀ q_t
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from .precision import compute_dtype
 from .scratch import Scratch
 
 CHUNK = 32  # longer chunks cost more arithmetic, shorter ones more states and steps: measured best on CPU
-SLAB_ELEMENTS = 2**17  # tokens × heads × max(K, V) worked on at once: large enough for threads, small enough to cache
+SLAB_ELEMENTS = 2**18  # tokens × heads × max(K, V) worked on at once: large enough for threads, small enough to cache
 
 
 class Inputs(NamedTuple):
@@ -163,36 +163,39 @@ def backward(
         c.decay.keep_pairs(c.x, c.k)
         x_tilde, k_bar, gamma = c.decayed()
 
-        y = scratch("y", b, 2 * chunk, width)  # stacks E = dU and dO, as x stacks −a and q
-        y[:, chunk:] = slab.gather(do, scratch("do", b, chunk, width))
-        dr = torch.bmm(P.mT, y[:, chunk:], out=scratch("dr", b, chunk, width))
+        y = scratch("y", 2, b, chunk, width)  # stacks E = dU and dO, as x stacks −a and q
+        E, dO = y
+        slab.gather(do, dO)
+        dr = torch.bmm(P.mT, dO, out=scratch("dr", b, chunk, width))
+        ds_read = torch.bmm(x_tilde[:, chunk:].mT, dO, out=scratch("ds_read", *s0.shape))
         ds_end = scratch("ds_end", *s0.shape)
         for here in reversed(c.steps):
             s = ds[: here.stop - here.start]
             ds_end[here] = s
-            y[here, :chunk] = T[here].mT @ dr[here].baddbmm_(k_bar[here], s)
-            s.mul_(gamma[here]).baddbmm_(x_tilde[here].mT, y[here])
+            torch.bmm(T[here].mT, dr[here].baddbmm_(k_bar[here], s), out=E[here])
+            torch.addcmul(ds_read[here], s, gamma[here], out=s).baddbmm_(x_tilde[here, :chunk].mT, E[here])
 
-        dx = torch.bmm(y, s0.mT, out=scratch("dx", b, 2 * chunk, s0.shape[1])).view(b, 2, chunk, -1)
-        dx *= c.decay.after_start.unsqueeze(1)
+        dx, dm = scratch("dx", *c.x.shape), scratch("dm", 2, b, chunk, chunk)
+        for i in (0, 1):
+            torch.bmm(y[i], s0.mT, out=dx[i])
+            torch.bmm(y[i], residual.mT, out=dm[i])
+        dx *= c.decay.after_start
         d_k = torch.bmm(residual, ds_end.mT, out=scratch("dk", *c.k.shape)).mul_(c.decay.until_end)
-        d_after_start = torch.mul(c.x[0], dx[:, 0], out=scratch("d_after_start", *c.k.shape))
-        d_after_start.addcmul_(c.x[1], dx[:, 1])
+        d_after_start = torch.mul(c.x[0], dx[0], out=scratch("d_after_start", *c.k.shape)).addcmul_(c.x[1], dx[1])
         d_after_start[:, -1] += gamma.squeeze(-1) * ds_end.mul_(s0).sum(-1)
         d_until_end = torch.mul(c.k, d_k, out=scratch("d_until_end", *c.k.shape))
         if inputs.g.shape[-1] == 1:
             d_after_start, d_until_end = (d.sum(-1, keepdim=True) for d in (d_after_start, d_until_end))
         c.decay.begin_gradient(d_after_start, d_until_end)
-        dm = torch.bmm(y, residual.mT, out=scratch("dm", b, 2 * chunk, chunk)).view(b, 2, chunk, chunk)
         c.decay.pairs_backward(dm, c.x, c.k, dx, d_k)
-        d_diagonal = dm[:, 1].diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        dx[:, 1].addcmul_(d_diagonal, c.k)
+        d_diagonal = dm[1].diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        dx[1].addcmul_(d_diagonal, c.k)
         d_k.addcmul_(d_diagonal, c.x[1])
 
-        slab.scatter(dx[:, 0].neg_(), da)
-        slab.scatter(dx[:, 1] if scale == 1 else dx[:, 1].mul_(scale), dq)
+        slab.scatter(dx[0].neg_(), da)
+        slab.scatter(dx[1] if scale == 1 else dx[1].mul_(scale), dq)
         slab.scatter(d_k, dk)
-        slab.scatter(y[:, :chunk], du)
+        slab.scatter(E, du)
         if g is not None:
             slab.scatter(c.decay.dg, dg)
     return dq, dk, da, du, dg, _sequences_of(ds, schedule, u.shape[2])

@@ -47,9 +47,7 @@ def lower_left(m: Tensor, half: int) -> Tensor:
     """Lower-left quarter of every diagonal block of 2·half: a view [..., blocks, half, half] of m [..., C, C]."""
     *batch, row, column = m.stride()
     shape = (*m.shape[:-2], m.shape[-1] // (2 * half), half, half)
-    return m.as_strided(
-        shape, (*batch, 2 * half * (row + column), row, column), m.storage_offset() + half * row
-    )
+    return m.as_strided(shape, (*batch, 2 * half * (row + column), row, column), m.storage_offset() + half * row)
 
 
 class Decay(ABC):
@@ -96,7 +94,7 @@ class Decay(ABC):
 
     @abstractmethod
     def pairs_backward(self, dm: Tensor, x: Tensor, k: Tensor, dx: Tensor, dk: Tensor) -> None:
-        """Add the pairs' share to dx [b, 2, C, K], dk [b, C, K] and dg. Of dm [b, 2, C, C], only the strict lower
+        """Add the pairs' share to dx [2, b, C, K], dk [b, C, K] and dg. Of dm [2, b, C, C], only the strict lower
         part counts."""
 
 
@@ -142,7 +140,7 @@ class ChannelDecay(Decay):
     def pairs_backward(self, dm: Tensor, x: Tensor, k: Tensor, dx: Tensor, dk: Tensor) -> None:
         for half, suffix, prefix, rows, columns in reversed(self.levels):
             b, blocks, _, _, width = rows.shape
-            d_product = self.scratch("product", b, blocks, 2, half, half).copy_(lower_left(dm, half).transpose(1, 2))
+            d_product = self.scratch("product", b, blocks, 2, half, half).copy_(lower_left(dm, half).movedim(0, 2))
             d_rows = self.scratch("d_rows", *rows.shape)
             d_columns = self.scratch("d_columns", *columns.shape)
             if half == 1:  # a batch of outer products of two numbers and one: cheaper entry by entry
@@ -153,7 +151,7 @@ class ChannelDecay(Decay):
                 flat = d_product.view(-1, 2 * half, half)
                 torch.bmm(flat, columns.view(-1, half, width), out=d_rows.view(-1, 2 * half, width))
                 torch.bmm(flat.mT, rows.view(-1, 2 * half, width), out=d_columns.view(-1, half, width))
-            halves(dx, half)[1].addcmul_(d_rows.transpose(1, 2), prefix.unsqueeze(1))
+            halves(dx, half)[1].addcmul_(d_rows.movedim(2, 0), prefix)
             halves(dk, half)[0].addcmul_(d_columns, suffix)
             d_suffix, d_prefix = self._unmerge(half)
             d_suffix.addcmul_(columns, d_columns)
@@ -183,10 +181,10 @@ class HeadDecay(Decay):
         d_product = self.scratch("d_product", b, chunk, chunk)
         paths = self.scratch("paths", b, chunk, chunk).zero_()
         for i in (0, 1):
-            torch.mul(dm[:, i], self.between, out=d_product)
-            dx[:, i].baddbmm_(d_product, k)
+            torch.mul(dm[i], self.between, out=d_product)
+            dx[i].baddbmm_(d_product, k)
             dk.baddbmm_(d_product.mT, x[i])
-            paths.addcmul_(dm[:, i], self.m[i])
+            paths.addcmul_(dm[i], self.m[i])
         for half in reversed(half_sizes(chunk)):
             self._unmerge(half)
         # g_l lies on the path of every pair j < l ≤ i.

@@ -69,13 +69,10 @@ def _each_sequence(
     """Packed sequences are, by definition, separate ones."""
     outputs, states = [], []
     for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
-        o, state = erase_write(
-            *(x[:, start:end] for x in (q, k, a, u)),
-            None if g is None else g[:, start:end],
-            None if initial_state is None else initial_state[n : n + 1],
-            None,
-            scale,
-        )
+        now = slice(start, end)
+        decay = None if g is None else g[:, now]
+        first = None if initial_state is None else initial_state[n : n + 1]
+        o, state = erase_write(q[:, now], k[:, now], a[:, now], u[:, now], decay, first, None, scale)
         outputs.append(o)
         states.append(state)
     return torch.cat(outputs, 1), torch.cat(states)

@@ -21,7 +21,9 @@ from .precision import compute_dtype
 from .validation import check_values
 
 _INPUTS = "Tensor q, Tensor k, Tensor a, Tensor u, Tensor? g"
-_FORWARD = f"({_INPUTS}, Tensor? initial_state, Tensor? cu_seqlens, float scale, bool save) -> (Tensor, Tensor, Tensor[])"
+_FORWARD = (
+    f"({_INPUTS}, Tensor? initial_state, Tensor? cu_seqlens, float scale, bool save) -> (Tensor, Tensor, Tensor[])"
+)
 _BACKWARD = (
     f"(Tensor do, Tensor dstate, {_INPUTS}, Tensor? cu_seqlens, float scale, Tensor[] saved)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"

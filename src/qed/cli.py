@@ -1,0 +1,51 @@
+"""The command line. Every command is a thin door to a function of the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from . import __version__
+
+app = typer.Typer(
+    name="qed",
+    help="Query-derived erase directions for linear attention.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def reproduce(
+    out: Annotated[Path, typer.Option(help="Where the figure and the numbers go.")] = Path("runs/demonstration"),
+) -> None:
+    """Run the main job: at this version a demonstration of the recurrence, without training."""
+    from .reproduce import demonstrate
+
+    console = Console()
+    if out.exists() and not out.is_dir():
+        console.print(f"[red]--out: expected a directory, got the file {out}")
+        raise typer.Exit(2)
+    try:
+        demonstrate(out, console)
+    except RuntimeError as error:
+        console.print(f"[red]{error}")
+        raise typer.Exit(1) from error
