@@ -42,10 +42,10 @@ def reproduce(
 
     console = Console()
     if out.exists() and not out.is_dir():
-        console.print(f"[red]--out: expected a directory, got the file {out}")
+        console.print(f"--out: expected a directory, got the file {out}", style="red", markup=False)
         raise typer.Exit(2)
     try:
         demonstrate(out, console)
     except RuntimeError as error:
-        console.print(f"[red]{error}")
+        console.print(str(error), style="red", markup=False)
         raise typer.Exit(1) from error

@@ -8,6 +8,9 @@ from importlib.util import find_spec
 from torch import Tensor
 
 
+_TRITON_INSTALLED = find_spec("triton") is not None  # found, not imported; once, since a compiler cannot trace this
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """The form that runs and why, with the reason for every form passed over."""
@@ -24,7 +27,7 @@ class Choice:
 def _triton_obstacle(q: Tensor) -> str | None:
     if q.device.type != "cuda":
         return f"it needs CUDA tensors, and q is on {q.device}"
-    if find_spec("triton") is None:
+    if not _TRITON_INSTALLED:
         return "the package triton is not installed"
     return "this version of qed has no Triton kernels yet"
 
