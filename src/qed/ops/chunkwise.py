@@ -62,10 +62,10 @@ class ChunkTerms:
 
     def __init__(self, slab: Slab, inputs: Inputs, scale: float, scratch: Scratch):
         q, k, a, u, g = inputs
-        chunk, width, b = slab.chunk, q.shape[-1], slab.chunks * q.shape[2]
+        chunk, width = slab.chunk, q.shape[-1]
+        b = slab.rows.shape[0] // chunk
         first = slab.first_chunk * q.shape[2]
         self.here = slice(first, first + b)  # this slab in the tensors kept for the backward
-        self.steps = slab.steps(q.shape[2])
         self.x = scratch("x", 2, b, chunk, width)
         slab.gather(a, self.x[0]).neg_()
         slab.gather(q, self.x[1])
@@ -106,7 +106,7 @@ def forward(
     o = q.new_empty(u.shape)
     saved = [state.new_empty(shape) for shape in saved_shapes(q, u, cu_seqlens)] if save else []
     for kept in saved:  # packed sequences may have fewer chunks than the bound: nothing uninitialised leaves the op
-        kept[sum(schedule.lanes) * q.shape[2] :] = 0
+        kept[schedule.chunks * q.shape[2] :] = 0
 
     for slab in schedule.slabs(_slab_tokens(q, u)):
         c = ChunkTerms(slab, inputs, scale, scratch)
@@ -122,8 +122,8 @@ def forward(
         states = saved[0][c.here] if save else None
         residual = saved[3][c.here] if save else scratch("residual", b, chunk, width)
         read = scratch("read", b, 2 * chunk, width)  # what −ã, then q̃, read from the start state
-        for here in c.steps:
-            s = state[: here.stop - here.start]
+        for here, lanes in slab.steps:
+            s = state[lanes]
             if states is not None:
                 states[here] = s
             torch.bmm(x_tilde[here], s, out=read[here])
@@ -169,8 +169,8 @@ def backward(
         dr = torch.bmm(P.mT, dO, out=scratch("dr", b, chunk, width))
         ds_read = torch.bmm(x_tilde[:, chunk:].mT, dO, out=scratch("ds_read", *s0.shape))
         ds_end = scratch("ds_end", *s0.shape)
-        for here in reversed(c.steps):
-            s = ds[: here.stop - here.start]
+        for here, lanes in reversed(slab.steps):
+            s = ds[lanes]
             ds_end[here] = s
             torch.bmm(T[here].mT, dr[here].baddbmm_(k_bar[here], s), out=E[here])
             torch.addcmul(ds_read[here], s, gamma[here], out=s).baddbmm_(x_tilde[here, :chunk].mT, E[here])
@@ -227,12 +227,13 @@ def _slab_tokens(q: Tensor, u: Tensor) -> int:
 
 def _lanes_of(state: Tensor | None, schedule: Schedule, q: Tensor, u: Tensor) -> Tensor:
     """A fresh state buffer [N × H, K, V] in lane order."""
-    shape = (schedule.order.shape[0] * q.shape[2], q.shape[3], u.shape[3])
+    shape = (len(schedule.order) * q.shape[2], q.shape[3], u.shape[3])
     if state is None:
         return q.new_zeros(shape, dtype=compute_dtype(q.dtype))
-    return state.index_select(0, schedule.order).view(shape)
+    return state.index_select(0, torch.tensor(schedule.order, device=state.device)).view(shape)
 
 
 def _sequences_of(lanes: Tensor, schedule: Schedule, heads: int) -> Tensor:
     """Back from lane order to [N, H, K, V] in the caller's order."""
-    return lanes.unflatten(0, (-1, heads)).index_select(0, schedule.order.argsort())
+    back = torch.tensor(schedule.order, device=lanes.device).argsort()
+    return lanes.unflatten(0, (-1, heads)).index_select(0, back)

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-
 _TRITON_INSTALLED = find_spec("triton") is not None  # found, not imported; once, since a compiler cannot trace this
 
 

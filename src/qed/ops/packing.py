@@ -2,8 +2,8 @@
 
 A batch [B, T, ...] and a packed batch [1, total, ...] with `cu_seqlens` are the same thing here: flat tokens
 plus sequence offsets. Every sequence is cut into chunks of C tokens; *step* n holds chunk n of every sequence
-long enough to have one. Sequences are ordered longest first, so the lanes that are still alive at step n are a
-prefix of that order, and one buffer of states serves them all.
+long enough to have one. Sequences are ordered longest first into *lanes*, so those still alive at step n are a
+prefix, and one buffer of states serves them all. A *slab* is a few steps of a few lanes, bounded in size.
 
 `Packing` is the other direction: a padded batch with a mask becomes a packed one, and back.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,28 +31,22 @@ def chunk_bound(batch: int, tokens: int, sequences: int, chunk: int, packed: boo
     return batch * -(-tokens // chunk)
 
 
+class Step(NamedTuple):
+    """One step of a slab."""
+
+    chunks: slice  # its rows among the slab's chunks × heads
+    lanes: slice  # the rows of the state buffer that it carries on
+
+
 @dataclass(frozen=True, kw_only=True)
 class Slab:
-    """Consecutive steps that are worked on together.
-
-    `lanes[i]` is the number of sequences alive at the i-th step; chunks are numbered step by step, lane by lane,
-    and `first_chunk` is the number of this slab's first one.
-    """
+    """A few steps of a few lanes, worked on together. Chunks are numbered step by step, lane by lane."""
 
     first_chunk: int
-    lanes: tuple[int, ...]
+    steps: tuple[Step, ...]
     chunk: int
     rows: Tensor  # [chunks * H * C] row of each token and head in a tensor viewed as [tokens * H, ...]
     padding: Tensor | None  # [chunks * H * C] bool, True where a chunk reaches past its sequence; None if nowhere
-
-    @property
-    def chunks(self) -> int:
-        return sum(self.lanes)
-
-    def steps(self, heads: int) -> list[slice]:
-        """Every step's range in chunks × heads; its length is also what is alive of the state buffer."""
-        ends = list(accumulate(alive * heads for alive in self.lanes))
-        return [slice(start, end) for start, end in pairwise([0, *ends])]
 
     def gather(self, x: Tensor, out: Tensor) -> Tensor:
         """[B, T, H, D] → `out` [chunks * H, C, D], zeros where there is no token."""
@@ -65,7 +60,7 @@ class Slab:
         return out
 
     def scatter(self, chunked: Tensor, out: Tensor) -> None:
-        """The inverse of `gather`: write [chunks, H, C, D]-ordered rows into the contiguous [B, T, H, D] `out`."""
+        """The inverse of `gather`: write [chunks * H, C, D] into the contiguous [B, T, H, D] `out`."""
         values, rows = chunked.reshape(self.rows.shape[0], -1), self.rows
         if self.padding is not None:
             values, rows = values[~self.padding], rows[~self.padding]
@@ -74,54 +69,67 @@ class Slab:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """All chunks of a batch, step by step. `order[lane]` is the sequence that lane carries."""
+    """All chunks of a batch. Lane i carries sequence `order[i]`, from token `starts[i]`, for `lengths[i]` tokens."""
 
-    order: Tensor  # [N]
-    starts: Tensor  # [N] first token of each lane's sequence
-    lengths: Tensor  # [N]
-    lanes: tuple[int, ...]  # sequences alive at each step
+    order: list[int]
+    starts: list[int]
+    lengths: list[int]
     chunk: int
     heads: int
+    device: torch.device
 
     @staticmethod
     def of(q: Tensor, cu_seqlens: Tensor | None, chunk: int) -> Schedule:
+        """From shapes alone; with `cu_seqlens`, from its values, which a GPU has to be waited for."""
         batch, tokens, heads = q.shape[:3]
-        if cu_seqlens is None:
-            offsets = torch.arange(batch + 1, device=q.device) * tokens
-        else:
-            offsets = cu_seqlens.to(q.device, torch.int64)
-        lengths = offsets.diff()
-        order = lengths.argsort(descending=True, stable=True)
-        lengths = lengths[order]
-        counts = ((lengths + chunk - 1) // chunk).tolist()  # the one host read; shapes alone if not packed
-        lanes = tuple(sum(c > step for c in counts) for step in range(max(counts, default=0)))
-        return Schedule(order=order, starts=offsets[order], lengths=lengths, lanes=lanes, chunk=chunk, heads=heads)
+        offsets = [n * tokens for n in range(batch + 1)] if cu_seqlens is None else cu_seqlens.tolist()
+        lengths = [end - start for start, end in pairwise(offsets)]
+        order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+        return Schedule(
+            order=order,
+            starts=[offsets[n] for n in order],
+            lengths=[lengths[n] for n in order],
+            chunk=chunk,
+            heads=heads,
+            device=q.device,
+        )
+
+    @property
+    def chunks(self) -> int:
+        return sum(-(-length // self.chunk) for length in self.lengths)
 
     def slabs(self, token_heads: int) -> Iterator[Slab]:
-        """Cut the steps into slabs of about `token_heads` tokens times heads (at least one step each)."""
-        first_step, first_chunk = 0, 0
-        while first_step < len(self.lanes):
-            lanes = [self.lanes[first_step]]
-            for alive in self.lanes[first_step + 1 :]:
-                if (sum(lanes) + alive) * self.heads * self.chunk > token_heads:
-                    break
-                lanes.append(alive)
-            yield self._slab(first_step, first_chunk, tuple(lanes))
-            first_step += len(lanes)
-            first_chunk += sum(lanes)
+        """Cut lanes, then steps, into slabs of at most `token_heads` tokens × heads (at least a lane and a step)."""
+        first_chunk, size = 0, max(1, token_heads // (self.heads * self.chunk))  # in chunks
+        for first in range(0, len(self.order), size):
+            lengths = self.lengths[first : first + size]
+            alive = [sum(n > at for n in lengths) for at in range(0, max(lengths, default=0), self.chunk)]
+            begin = 0
+            while begin < len(alive):
+                end = begin + max(1, size // alive[begin])
+                yield self._slab(first_chunk, first, begin, alive[begin:end])
+                first_chunk += sum(alive[begin:end])
+                begin = end
 
-    def _slab(self, first_step: int, first_chunk: int, lanes: tuple[int, ...]) -> Slab:
-        device = self.starts.device
-        lane = torch.cat([torch.arange(alive, device=device) for alive in lanes])
-        step = torch.cat([torch.full((alive,), first_step + i, device=device) for i, alive in enumerate(lanes)])
-        position = step[:, None] * self.chunk + torch.arange(self.chunk, device=device)  # [chunks, C] in its sequence
-        beyond = position >= self.lengths[lane, None]
-        token = (self.starts[lane, None] + position).masked_fill(beyond, 0)
-        rows = token[:, None, :] * self.heads + torch.arange(self.heads, device=device)[:, None]  # [chunks, H, C]
-        # Only a sequence's last chunk can be ragged, so most slabs need no mask; this reads a device value.
-        ragged = bool(beyond.any())
-        padding = beyond[:, None, :].expand_as(rows).reshape(-1) if ragged else None
-        return Slab(first_chunk=first_chunk, lanes=lanes, chunk=self.chunk, rows=rows.reshape(-1), padding=padding)
+    def _slab(self, first_chunk: int, first_lane: int, first_step: int, alive: list[int]) -> Slab:
+        ends = list(accumulate(count * self.heads for count in alive))
+        state = first_lane * self.heads
+        steps = [Step(slice(a, b), slice(state, state + b - a)) for a, b in pairwise([0, *ends])]
+        where = [(first_lane + i, first_step + n) for n, count in enumerate(alive) for i in range(count)]
+        start = torch.tensor([self.starts[lane] + step * self.chunk for lane, step in where])
+        left = torch.tensor([self.lengths[lane] - step * self.chunk for lane, step in where])
+        position = torch.arange(self.chunk)
+        beyond = position >= left[:, None]  # [chunks, C]: only a sequence's last chunk can be ragged
+        token = (start[:, None] + position).masked_fill_(beyond, 0)
+        rows = token[:, None, :] * self.heads + torch.arange(self.heads)[:, None]  # [chunks, H, C]
+        padding = beyond[:, None, :].expand_as(rows).reshape(-1) if bool(beyond.any()) else None
+        return Slab(
+            first_chunk=first_chunk,
+            steps=tuple(steps),
+            chunk=self.chunk,
+            rows=rows.reshape(-1).to(self.device),
+            padding=None if padding is None else padding.to(self.device),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@
 
 `saved` is what the backward starts from, empty unless `save`. Being operators, they are opaque to torch.compile:
 no graph break, no unrolled loop, and their value checks run inside.
+
+torch.compile keeps graphs on disk by operator name: if what a form saves ever changes shape, change its name too.
 """
 
 from __future__ import annotations
