@@ -16,7 +16,6 @@ setup: $(READY) ## build .venv from the pinned versions (the other targets do th
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qed needs Python 3.11 or newer, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --progress-bar on $$(grep '^torch==' constraints.txt) -c constraints.txt
 	$(BIN)/python -m pip install --progress-bar on -e '.[dev]' -c constraints.txt
 	touch $@

@@ -25,6 +25,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -101,41 +102,60 @@ def gate(peer: Callable[..., Any] | None) -> None:
             raise SystemExit("correctness gate: we and transformers differ on the gated delta rule")
 
 
-def side_by_side(candidates: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds of forward+backward. Candidates take turns; the first call of a turn, which still pays for the
-    memory its predecessor gave back to the system, is not counted."""
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in track(range(rounds), description="side by side", console=console):
-        for name, candidate in candidates.items():
-            for call in range(3):
-                start = time.perf_counter()
-                candidate().backward()
-                if call:
-                    times[name].append(time.perf_counter() - start)
-    return {name: {"median_s": statistics.median(t), "min_s": min(t)} for name, t in times.items()}
-
-
-def speed(peer: Callable[..., Any] | None, rounds: int) -> dict[str, dict[str, float]]:
-    channel, head = leaves(problem("channel")), leaves(problem("head"))
+def candidate(name: str) -> Callable[[], Tensor]:
+    """The candidate's forward, ending in a loss to be differentiated."""
+    x = leaves(problem("head" if "head" in name else "channel"))
     beta = torch.rand(BATCH, TOKENS, HEADS, requires_grad=True)
     cotangent = torch.randn(BATCH, TOKENS, HEADS, WIDTH)
+    peer = transformers_peer() if "transformers" in name else None
 
-    def loss(o: Tensor) -> Tensor:
-        for x in (*channel.values(), *head.values(), beta):
-            x.grad = None
-        return (o * cotangent).sum()
+    def output() -> Tensor:
+        if peer is not None:
+            return peer(x["q"], x["k"], x["u"], x["g"].squeeze(-1), beta)[0]
+        if "unbound" in name:
+            return unbound_loop(**x)
+        return qed.erase_write(**x, impl="reference" if name == "loop" else "chunkwise")[0]
 
-    candidates: dict[str, Callable[[], Tensor]] = {
-        "loop": lambda: loss(qed.erase_write(**channel, impl="reference")[0]),
-        "loop, unbound": lambda: loss(unbound_loop(**channel)),
-        "chunkwise, decay per channel": lambda: loss(qed.erase_write(**channel, impl="chunkwise")[0]),
-        "chunkwise, decay per head": lambda: loss(qed.erase_write(**head, impl="chunkwise")[0]),
-    }
-    if peer is not None:
-        candidates["transformers, decay per head"] = lambda: loss(
-            peer(head["q"], head["k"], head["u"], head["g"].squeeze(-1), beta)[0]
-        )
-    return side_by_side(candidates, rounds)
+    def loss() -> Tensor:
+        for t in (*x.values(), beta):
+            t.grad = None
+        return (output() * cotangent).sum()
+
+    return loss
+
+
+def worker(name: str, connection: Connection) -> None:
+    """Time forward+backward whenever the parent gives this candidate its turn."""
+    torch.set_num_threads(THREADS)
+    run = candidate(name)
+    while connection.recv():
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            run().backward()
+            times.append(time.perf_counter() - start)
+        connection.send(times)
+
+
+def side_by_side(names: list[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds of forward+backward. Candidates take turns, each in a process of its own, so that none pays for the
+    memory another has left behind; the first round is not counted."""
+    context = multiprocessing.get_context("spawn")
+    ends, processes = {}, []
+    for name in names:
+        ends[name], theirs = context.Pipe()
+        processes.append(context.Process(target=worker, args=(name, theirs), daemon=True))
+        processes[-1].start()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for i in track(range(rounds + 1), description="side by side", console=console):
+        for name, end in ends.items():
+            end.send(True)
+            found = end.recv()
+            times[name] += found if i else []
+    for end, process in zip(ends.values(), processes, strict=True):
+        end.send(False)
+        process.join()
+    return {name: {"median_s": statistics.median(t), "min_s": min(t)} for name, t in times.items()}
 
 
 def peak_memory() -> int:
@@ -240,7 +260,9 @@ def main() -> None:
     if peer is None:
         console.print("[yellow]transformers is not installed: no comparison with it")
     gate(peer)
-    times = speed(peer, rounds=2 if options.quick else 8)
+    names = ["loop", "loop, unbound", "chunkwise, decay per channel", "chunkwise, decay per head"]
+    names += ["transformers, decay per head"] if peer else []
+    times = side_by_side(names, rounds=2 if options.quick else 8)
     rows = lengths(LENGTHS[:2] if options.quick else LENGTHS)
     verdicts = bars(times, rows)
 
