@@ -102,11 +102,16 @@ def gate(peer: Callable[..., Any] | None) -> None:
             raise SystemExit("correctness gate: we and transformers differ on the gated delta rule")
 
 
-def candidate(name: str) -> Callable[[], Tensor]:
-    """The candidate's forward, ending in a loss to be differentiated."""
-    x = leaves(problem("head" if "head" in name else "channel"))
-    beta = torch.rand(BATCH, TOKENS, HEADS, requires_grad=True)
-    cotangent = torch.randn(BATCH, TOKENS, HEADS, WIDTH)
+def candidate(name: str) -> Callable[[], None]:
+    """A candidate's forward and backward. A name "T = 4096" is the chunk form at that length."""
+    tokens = int(name.split()[-1]) if name.startswith("T =") else TOKENS
+    if tokens == TOKENS:
+        x = leaves(problem("head" if "head" in name else "channel"))
+    else:
+        shape = (BATCH, tokens, HEADS, WIDTH)
+        x = leaves({name: torch.empty(shape).uniform_(-0.1, 0.1) for name in "qkau"} | {"g": -torch.rand(shape)})
+    beta = torch.rand(BATCH, tokens, HEADS, requires_grad=True)
+    cotangent = torch.empty(BATCH, tokens, HEADS, WIDTH).uniform_(-1, 1)
     peer = transformers_peer() if "transformers" in name else None
 
     def output() -> Tensor:
@@ -116,46 +121,12 @@ def candidate(name: str) -> Callable[[], Tensor]:
             return unbound_loop(**x)
         return qed.erase_write(**x, impl="reference" if name == "loop" else "chunkwise")[0]
 
-    def loss() -> Tensor:
+    def forward_and_backward() -> None:
         for t in (*x.values(), beta):
             t.grad = None
-        return (output() * cotangent).sum()
+        torch.autograd.backward(output(), cotangent)
 
-    return loss
-
-
-def worker(name: str, connection: Connection) -> None:
-    """Time forward+backward whenever the parent gives this candidate its turn."""
-    torch.set_num_threads(THREADS)
-    run = candidate(name)
-    while connection.recv():
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            run().backward()
-            times.append(time.perf_counter() - start)
-        connection.send(times)
-
-
-def side_by_side(names: list[str], rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds of forward+backward. Candidates take turns, each in a process of its own, so that none pays for the
-    memory another has left behind; the first round is not counted."""
-    context = multiprocessing.get_context("spawn")
-    ends, processes = {}, []
-    for name in names:
-        ends[name], theirs = context.Pipe()
-        processes.append(context.Process(target=worker, args=(name, theirs), daemon=True))
-        processes[-1].start()
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for i in track(range(rounds + 1), description="side by side", console=console):
-        for name, end in ends.items():
-            end.send(True)
-            found = end.recv()
-            times[name] += found if i else []
-    for end, process in zip(ends.values(), processes, strict=True):
-        end.send(False)
-        process.join()
-    return {name: {"median_s": statistics.median(t), "min_s": min(t)} for name, t in times.items()}
+    return forward_and_backward
 
 
 def peak_memory() -> int:
@@ -168,40 +139,59 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def one_pass(tokens: int, results: Any) -> None:
-    """In a fresh process: seconds (the least disturbed of several) and peak memory of a forward+backward."""
+def worker(name: str, connection: Connection) -> None:
+    """Time forward+backward whenever the parent gives this candidate its turn."""
     torch.set_num_threads(THREADS)
-    warm = leaves(problem("channel", tokens=256))
-    qed.erase_write(**warm)[0].sum().backward()
+    torch.manual_seed(0)
+    qed.erase_write(**leaves(problem("channel", tokens=256)))[0].sum().backward()  # before memory is measured
     before = peak_memory()
-    random = torch.Generator().manual_seed(0)
-    shape = (BATCH, tokens, HEADS, WIDTH)
-    x: dict[str, Any] = {name: torch.empty(shape).uniform_(-0.1, 0.1, generator=random) for name in "qkau"}
-    x = leaves(x | {"g": torch.empty(shape).uniform_(-1, 0, generator=random)})
-    cotangent = torch.empty(shape).uniform_(-1, 1, generator=random)
-    times = []
-    for _ in range(max(4, 16384 // tokens)):
-        for t in x.values():
-            t.grad = None
-        start = time.perf_counter()
-        o, _ = qed.erase_write(**x, impl="chunkwise")
-        torch.autograd.backward(o, cotangent)
-        times.append(time.perf_counter() - start)
-        del o
-    results.put((min(times), peak_memory() - before))
+    run = candidate(name)
+    while calls := connection.recv():
+        times = []
+        for _ in range(calls):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        connection.send((times, peak_memory() - before))
 
 
-def lengths(values: tuple[int, ...]) -> list[dict[str, float]]:
+def side_by_side(names: dict[str, int], rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds of forward+backward, and peak bytes. Candidates take turns of so many calls each, in processes of their
+    own, so that none pays for the memory another has left behind. The first call of a turn finds cold caches, and
+    is not counted; nor is the first round."""
     context = multiprocessing.get_context("spawn")
-    rows = []
-    for tokens in track(values, description="lengths", console=console):
-        results = context.Queue()
-        process = context.Process(target=one_pass, args=(tokens, results))
-        process.start()
-        seconds, peak = results.get()
+    ends, processes = {}, []
+    for name in names:
+        ends[name], theirs = context.Pipe()
+        processes.append(context.Process(target=worker, args=(name, theirs), daemon=True))
+        processes[-1].start()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    peaks: dict[str, int] = {}
+    for i in track(range(rounds + 1), description=f"{len(names)} candidates", console=console):
+        for name, calls in names.items():
+            ends[name].send(calls)
+            found, peaks[name] = ends[name].recv()
+            times[name] += found[1:] if i else []
+    for end, process in zip(ends.values(), processes, strict=True):
+        end.send(0)
         process.join()
-        rows.append({"tokens": tokens, "us_per_token": seconds / (BATCH * tokens) * 1e6, "peak_bytes": peak})
-    return rows
+    return {
+        name: {"median_s": statistics.median(t), "min_s": min(t), "peak_bytes": peaks[name]}
+        for name, t in times.items()
+    }
+
+
+def lengths(values: tuple[int, ...], rounds: int) -> list[dict[str, float]]:
+    names = {f"T = {tokens}": max(2, 16384 // tokens) for tokens in values}
+    found = side_by_side(names, rounds)
+    return [
+        {
+            "tokens": tokens,
+            "us_per_token": found[f"T = {tokens}"]["median_s"] / (BATCH * tokens) * 1e6,
+            "peak_bytes": found[f"T = {tokens}"]["peak_bytes"],
+        }
+        for tokens in values
+    ]
 
 
 def bars(times: dict[str, dict[str, float]], rows: list[dict[str, float]]) -> list[dict[str, Any]]:
@@ -260,10 +250,12 @@ def main() -> None:
     if peer is None:
         console.print("[yellow]transformers is not installed: no comparison with it")
     gate(peer)
-    names = ["loop", "loop, unbound", "chunkwise, decay per channel", "chunkwise, decay per head"]
-    names += ["transformers, decay per head"] if peer else []
-    times = side_by_side(names, rounds=2 if options.quick else 8)
-    rows = lengths(LENGTHS[:2] if options.quick else LENGTHS)
+    names = {"loop": 2, "loop, unbound": 3, "chunkwise, decay per channel": 6, "chunkwise, decay per head": 6}
+    if peer:
+        names["transformers, decay per head"] = 6
+    rounds = 2 if options.quick else 8
+    times = side_by_side(names, rounds)
+    rows = lengths(LENGTHS[:2] if options.quick else LENGTHS, rounds // 2)
     verdicts = bars(times, rows)
 
     table = Table(

@@ -57,22 +57,21 @@ class Inputs(NamedTuple):
 class ChunkTerms:
     """Everything about a slab's chunks that depends on no state, but for the pair products. b = chunks × heads.
 
-    x stacks −a and q, which always meet in one product; with the minus sign, the erase is an addition too.
+    x stacks a and q, which meet the same keys and the same states.
     """
 
     def __init__(self, slab: Slab, inputs: Inputs, scale: float, scratch: Scratch):
-        q, k, a, u, g = inputs
+        q, k, a, _, g = inputs
         chunk, width = slab.chunk, q.shape[-1]
         b = slab.rows.shape[0] // chunk
         first = slab.first_chunk * q.shape[2]
         self.here = slice(first, first + b)  # this slab in the tensors kept for the backward
         self.x = scratch("x", 2, b, chunk, width)
-        slab.gather(a, self.x[0]).neg_()
+        slab.gather(a, self.x[0])
         slab.gather(q, self.x[1])
         if scale != 1:
             self.x[1] *= scale
         self.k = slab.gather(k, scratch("k", b, chunk, width))
-        self.u = slab.gather(u, scratch("u", b, chunk, u.shape[-1]))
         decay = slab.gather(g, scratch("g", b, chunk, g.shape[-1]))
         self.decay: Decay = (HeadDecay if g.shape[-1] == 1 else ChannelDecay)(decay, scratch)
         self.scratch = scratch
@@ -110,26 +109,27 @@ def forward(
 
     for slab in schedule.slabs(_slab_tokens(q, u)):
         c = ChunkTerms(slab, inputs, scale, scratch)
-        b, chunk, width = c.u.shape
+        shape = b, chunk, width = (c.k.shape[0], slab.chunk, u.shape[-1])
+        U = slab.gather(u, scratch("u", *shape))
         pairs = scratch("pairs", 2, b, chunk, chunk)
         c.decay.pairs(c.x, c.k, pairs)
         P = pairs[1]
         P.diagonal(dim1=-2, dim2=-1).copy_((c.x[1] * c.k).sum(-1))
         identity = torch.eye(chunk, dtype=P.dtype, device=P.device)
-        T = torch.linalg.solve_triangular(pairs[0].neg_(), identity, upper=False, unitriangular=True)
+        T = torch.linalg.solve_triangular(pairs[0], identity, upper=False, unitriangular=True)
         x_tilde, k_bar, gamma = c.decayed()
 
         states = saved[0][c.here] if save else None
-        residual = saved[3][c.here] if save else scratch("residual", b, chunk, width)
-        read = scratch("read", b, 2 * chunk, width)  # what −ã, then q̃, read from the start state
+        R = saved[3][c.here] if save else scratch("R", *shape)
+        read = scratch("read", b, 2 * chunk, width)  # what ã, then q̃, read from the start state
         for here, lanes in slab.steps:
             s = state[lanes]
             if states is not None:
                 states[here] = s
             torch.bmm(x_tilde[here], s, out=read[here])
-            torch.bmm(T[here], read[here, :chunk].add_(c.u[here]), out=residual[here])
-            s.mul_(gamma[here]).baddbmm_(k_bar[here].mT, residual[here])
-        out = torch.baddbmm(read[:, chunk:], P, residual, out=scratch("out", b, chunk, width))
+            torch.bmm(T[here], U[here].sub_(read[here, :chunk]), out=R[here])
+            s.mul_(gamma[here]).baddbmm_(k_bar[here].mT, R[here])
+        out = torch.baddbmm(read[:, chunk:], P, R, out=scratch("out", *shape))
         slab.scatter(out, o)
         if save:
             saved[1][c.here], saved[2][c.here] = P, T
@@ -158,29 +158,27 @@ def backward(
 
     for slab in reversed(list(schedule.slabs(_slab_tokens(q, u)))):
         c = ChunkTerms(slab, inputs, scale, scratch)
-        b, chunk, width = c.u.shape
-        s0, P, T, residual = (kept[c.here] for kept in saved)
+        s0, P, T, R = (kept[c.here] for kept in saved)
+        b, chunk, _ = R.shape
         c.decay.keep_pairs(c.x, c.k)
         x_tilde, k_bar, gamma = c.decayed()
 
-        y = scratch("y", 2, b, chunk, width)  # stacks E = dU and dO, as x stacks −a and q
-        E, dO = y
-        slab.gather(do, dO)
-        dr = torch.bmm(P.mT, dO, out=scratch("dr", b, chunk, width))
+        dO = slab.gather(do, scratch("dO", *R.shape))
+        dR = torch.bmm(P.mT, dO, out=scratch("dR", *R.shape))
         ds_read = torch.bmm(x_tilde[:, chunk:].mT, dO, out=scratch("ds_read", *s0.shape))
-        ds_end = scratch("ds_end", *s0.shape)
+        ds_end, E = scratch("ds_end", *s0.shape), scratch("E", *R.shape)
         for here, lanes in reversed(slab.steps):
             s = ds[lanes]
             ds_end[here] = s
-            torch.bmm(T[here].mT, dr[here].baddbmm_(k_bar[here], s), out=E[here])
-            torch.addcmul(ds_read[here], s, gamma[here], out=s).baddbmm_(x_tilde[here, :chunk].mT, E[here])
+            torch.bmm(T[here].mT, dR[here].baddbmm_(k_bar[here], s), out=E[here])
+            torch.addcmul(ds_read[here], s, gamma[here], out=s).baddbmm_(x_tilde[here, :chunk].mT, E[here], alpha=-1)
 
         dx, dm = scratch("dx", *c.x.shape), scratch("dm", 2, b, chunk, chunk)
-        for i in (0, 1):
-            torch.bmm(y[i], s0.mT, out=dx[i])
-            torch.bmm(y[i], residual.mT, out=dm[i])
+        for i, y, sign in ((0, E, -1), (1, dO, 1)):
+            torch.baddbmm(dx[i], y, s0.mT, beta=0, alpha=sign, out=dx[i])
+            torch.baddbmm(dm[i], y, R.mT, beta=0, alpha=sign, out=dm[i])
         dx *= c.decay.after_start
-        d_k = torch.bmm(residual, ds_end.mT, out=scratch("dk", *c.k.shape)).mul_(c.decay.until_end)
+        d_k = torch.bmm(R, ds_end.mT, out=scratch("dk", *c.k.shape)).mul_(c.decay.until_end)
         d_after_start = torch.mul(c.x[0], dx[0], out=scratch("d_after_start", *c.k.shape)).addcmul_(c.x[1], dx[1])
         d_after_start[:, -1] += gamma.squeeze(-1) * ds_end.mul_(s0).sum(-1)
         d_until_end = torch.mul(c.k, d_k, out=scratch("d_until_end", *c.k.shape))
@@ -192,7 +190,7 @@ def backward(
         dx[1].addcmul_(d_diagonal, c.k)
         d_k.addcmul_(d_diagonal, c.x[1])
 
-        slab.scatter(dx[0].neg_(), da)
+        slab.scatter(dx[0], da)
         slab.scatter(dx[1] if scale == 1 else dx[1].mul_(scale), dq)
         slab.scatter(d_k, dk)
         slab.scatter(E, du)

@@ -17,7 +17,7 @@ that pass through a step, so a small gradient keeps its relative accuracy.
 
 A decay that is one number per head needs no sum over channels: M = (x kᵀ) ∘ D, with D from the same tree.
 
-Shapes: b = chunks × heads; x [2, b, C, K] holds −a and q; k [b, C, K]; g [b, C, K] or [b, C, 1].
+Shapes: b = chunks × heads; x [2, b, C, K] holds a and q; k [b, C, K]; g [b, C, K] or [b, C, 1].
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Level(NamedTuple):
     half: int
     suffix: Tensor  # [b, blocks, half, K] decay after each token of the first halves, to their end
     prefix: Tensor  # [b, blocks, half, K] decay from the start of the second halves through each token
-    rows: Tensor  # [b, blocks, 2, half, K] −a and q of the second halves times prefix
+    rows: Tensor  # [b, blocks, 2, half, K] a and q of the second halves times prefix
     columns: Tensor  # [b, blocks, half, K] k of the first halves times suffix
 
 
