@@ -169,6 +169,7 @@ def side_by_side(names: dict[str, int], rounds: int) -> dict[str, dict[str, floa
     peaks: dict[str, int] = {}
     for i in track(range(rounds + 1), description=f"{len(names)} candidates", console=console):
         for name, calls in names.items():
+            time.sleep(0.5)  # the last candidate's threads may still be spinning
             ends[name].send(calls)
             found, peaks[name] = ends[name].recv()
             times[name] += found[1:] if i else []

@@ -55,7 +55,12 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("scale is infinite", {"scale": math.inf}, ValueError, "scale: expected a finite number, got inf"),
     ("unknown form", {"impl": "cuda"}, ValueError, "impl: expected one of 'auto', .*got 'cuda'"),
     ("positive decay", {"g": torch.full((2, 6, 3, 1), 0.5)}, ValueError, "g: expected log-decays ≤ 0 .*maximum of 0.5"),
-    ("NaN decay", {"g": torch.full((2, 6, 3, 1), torch.nan)}, ValueError, "g: expected log-decays ≤ 0 .*NaN"),
+    (
+        "NaN decay",
+        {"g": torch.full((2, 6, 3, 1), torch.nan)},
+        ValueError,
+        "g: expected log-decays ≤ 0 .*maximum of nan",
+    ),
     (
         "NaN in the state",
         {"initial_state": torch.full((2, 3, 4, 5), torch.nan)},

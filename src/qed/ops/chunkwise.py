@@ -114,7 +114,7 @@ def forward(
         pairs = scratch("pairs", 2, b, chunk, chunk)
         c.decay.pairs(c.x, c.k, pairs)
         P = pairs[1]
-        P.diagonal(dim1=-2, dim2=-1).copy_((c.x[1] * c.k).sum(-1))
+        torch.sum(torch.mul(c.x[1], c.k, out=scratch("qk", *c.k.shape)), -1, out=P.diagonal(dim1=-2, dim2=-1))
         identity = torch.eye(chunk, dtype=P.dtype, device=P.device)
         T = torch.linalg.solve_triangular(pairs[0], identity, upper=False, unitriangular=True)
         x_tilde, k_bar, gamma = c.decayed()

@@ -80,8 +80,8 @@ class Decay(ABC):
         and of the second half's prefix."""
         first_prefix, second_prefix = halves(self.dg, half)
         first_suffix, _ = halves(self._d_suffix, half)
-        first_prefix.select(-2, -1).add_(second_prefix.sum(-2))
-        second_prefix.select(-2, -1).add_(first_suffix.sum(-2))
+        first_prefix.select(-2, -1).add_(second_prefix.sum(-2) if half > 1 else second_prefix.squeeze(-2))
+        second_prefix.select(-2, -1).add_(first_suffix.sum(-2) if half > 1 else first_suffix.squeeze(-2))
         return first_suffix, second_prefix
 
     @abstractmethod
