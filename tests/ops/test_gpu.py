@@ -47,6 +47,7 @@ def test_value_checks_are_opt_in() -> None:
         erase_write(**inputs)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
     """Dense sequences and steps: validation and dispatch read no value back."""
     inputs = Case(tokens=64).inputs(torch.float32, device="cuda")
