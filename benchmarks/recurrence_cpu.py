@@ -7,7 +7,7 @@ are timed. Then ratios, since a time alone means little on a shared machine: can
 their forward+backward times are compared. Peers:
 
   loop          impl="reference", the definition, under autograd
-  loop, unbound the same recurrence with inputs unbound over T once and reads by matmul: the fastest loop we know
+  loop, unbound the same loop with its inputs unbound over T once: the fastest loop we know
   transformers  torch_chunk_gated_delta_rule of its Qwen3-Next model, on the rule with one decay per head
 """
 

@@ -50,15 +50,11 @@ def choose(impl: str, q: Tensor) -> Choice:
         raise ValueError(f"impl: expected one of {', '.join(map(repr, IMPLS))}, got {impl!r}")
     passed_over: dict[str, str] = {}
     for name, obstacle, what in _FORMS:
-        if impl not in ("auto", name):
-            passed_over[name] = f"impl={impl!r} was asked for"
-            continue
-        why_not = obstacle(q)
+        why_not = f"impl={impl!r} was asked for" if impl not in ("auto", name) else obstacle(q)
         if why_not is None:
-            left = {n: f"{name!r} is preferred" for n, _, _ in _FORMS if n != name and n not in passed_over}
-            if impl != "auto":
-                left = dict.fromkeys(left, f"impl={impl!r} was asked for")
-            return Choice(form=name, reason=what, passed_over=passed_over | left)
+            reason = f"{name!r} is preferred" if impl == "auto" else f"impl={impl!r} was asked for"
+            later = {other: reason for other, _, _ in _FORMS if other not in (name, *passed_over)}
+            return Choice(form=name, reason=what, passed_over=passed_over | later)
         if impl == name:
             raise RuntimeError(f"impl={impl!r} cannot run here: {why_not}")
         passed_over[name] = why_not

@@ -53,7 +53,7 @@ def erase_write(
 
 def _read(state: Tensor, x: Tensor) -> Tensor:
     """Sᵀ x."""
-    return torch.einsum("...kv,...k->...v", state, x)
+    return (x.unsqueeze(-2) @ state).squeeze(-2)
 
 
 def _each_sequence(
