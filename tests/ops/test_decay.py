@@ -34,35 +34,38 @@ def made(kind: type[Decay], chunk: int, strong: bool) -> tuple[Tensor, Tensor, T
 @pytest.mark.parametrize("kind", [ChannelDecay, HeadDecay])
 def test_tree_equals_pairs(kind: type[Decay], chunk: int, strong: bool) -> None:
     x, k, g = made(kind, chunk, strong)
-    decay = kind(g.clone(), Scratch(g.device, g.dtype))
+    decay = kind(g.clone(), x, k, Scratch(g.device, g.dtype))
     m = x.new_full((2, 3, chunk, chunk), torch.nan)
-    decay.pairs(x, k, m)
+    x_tilde, k_bar, gamma = decay.pairs(m)
     assert relative_error(m, by_pairs(x, k, g)) < 1e-14
-    assert relative_error(decay.after_start, g.cumsum(1).exp()) < 1e-14
+    assert relative_error(x_tilde, x * g.cumsum(1).exp()) < 1e-14
     later = torch.stack([g[:, j + 1 :].sum(1).exp() for j in range(chunk)], 1)
-    assert relative_error(decay.until_end, later) < 1e-14
+    assert relative_error(k_bar, k * later) < 1e-14
+    assert relative_error(gamma, g.sum(1).exp().unsqueeze(-1)) < 1e-14
 
 
 @pytest.mark.parametrize("chunk", [2, 8, 32])
 @pytest.mark.parametrize("kind", [ChannelDecay, HeadDecay])
 def test_tree_gradients_equal_autograd_through_pairs(kind: type[Decay], chunk: int) -> None:
-    """All of M, the decay from the start and the decay to the end contribute to dg."""
+    """All of M, x̃, k̄ and the whole chunk's decay contribute to dg."""
     x, k, g = made(kind, chunk, strong=False)
     random = torch.Generator().manual_seed(0)
-    dm = torch.randn(2, 3, chunk, chunk, dtype=torch.float64, generator=random)
-    d_start, d_end = (torch.randn(g.shape, dtype=torch.float64, generator=random) for _ in range(2))
+    dm, dx, dk, d_gamma = (
+        torch.randn(shape, dtype=torch.float64, generator=random)
+        for shape in ((2, 3, chunk, chunk), x.shape, k.shape, (3, 5))
+    )
 
     leaves = [t.clone().requires_grad_() for t in (x, k, g)]
-    later = torch.stack([leaves[2][:, j + 1 :].sum(1) for j in range(chunk)], 1)
-    loss = (by_pairs(*leaves) * dm).sum() + (leaves[2].cumsum(1) * d_start).sum() + (later * d_end).sum()
+    x_, k_, g_ = leaves
+    later = torch.stack([g_[:, j + 1 :].sum(1) for j in range(chunk)], 1)
+    loss = (by_pairs(x_, k_, g_) * dm).sum() + (x_ * g_.cumsum(1).exp() * dx).sum()
+    loss = loss + (k_ * later.exp() * dk).sum() + (g_.sum(1) * d_gamma).sum()
     expected = torch.autograd.grad(loss, leaves)
 
-    decay = kind(g.clone(), Scratch(g.device, g.dtype))
-    decay.keep_pairs(x, k)
-    decay.begin_gradient(d_start.clone(), d_end.clone())
-    dx, dk = torch.zeros_like(x), torch.zeros_like(k)
-    decay.pairs_backward(dm, x, k, dx, dk)
-    for found, truth in zip((dx, dk, decay.dg), expected, strict=True):
+    decay = kind(g.clone(), x, k, Scratch(g.device, g.dtype))
+    decay.keep_pairs()
+    dg = decay.backward(dm, dx, dk, d_gamma)
+    for found, truth in zip((dx, dk, dg), expected, strict=True):
         assert relative_error(found, truth) < 1e-13
 
 

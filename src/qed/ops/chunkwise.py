@@ -19,7 +19,8 @@ with `decay.py` carrying dA, dP and the three decayed rows back to a, q, k and g
 
 Chunks are worked on in *slabs* of a few steps: everything inside a chunk is one batched product over the slab,
 and only R, q̃ S₀ and S run from chunk to chunk. Temporary memory is therefore constant in T. For the backward, the
-forward keeps S₀, P, T and R of every chunk; the decayed rows are cheaper to make again than to keep.
+forward keeps R of every chunk, P and T, which share a square, and S₀ of every few chunks. The rest is cheaper to
+make again than to keep.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from .packing import Schedule, Slab, chunk_bound, sequence_count
 from .precision import compute_dtype
 from .scratch import Scratch
 
+KEEP = 4  # one start state is kept for so many chunks, and the others are made again from it and R
 CHUNK = 32  # longer chunks cost more arithmetic, shorter ones more states and steps: measured best on CPU
 SLAB_ELEMENTS = 2**18  # tokens × heads × max(K, V) worked on at once: large enough for threads, small enough to cache
 
@@ -55,34 +57,24 @@ class Inputs(NamedTuple):
 
 
 class ChunkTerms:
-    """Everything about a slab's chunks that depends on no state, but for the pair products. b = chunks × heads.
+    """A slab's tokens chunk by chunk, and the decays between them. b = chunks × heads.
 
     x stacks a and q, which meet the same keys and the same states.
     """
 
     def __init__(self, slab: Slab, inputs: Inputs, scale: float, scratch: Scratch):
         q, k, a, _, g = inputs
-        chunk, width = slab.chunk, q.shape[-1]
-        b = slab.rows.shape[0] // chunk
-        first = slab.first_chunk * q.shape[2]
-        self.here = slice(first, first + b)  # this slab in the tensors kept for the backward
-        self.x = scratch("x", 2, b, chunk, width)
+        heads, width = q.shape[2:]
+        b = slab.chunks * heads
+        self.here = slice(slab.first_chunk * heads, slab.first_chunk * heads + b)  # in what is kept of every chunk
+        self.x = scratch("x", 2, b, CHUNK, width)
         slab.gather(a, self.x[0])
         slab.gather(q, self.x[1])
         if scale != 1:
             self.x[1] *= scale
-        self.k = slab.gather(k, scratch("k", b, chunk, width))
-        decay = slab.gather(g, scratch("g", b, chunk, g.shape[-1]))
-        self.decay: Decay = (HeadDecay if g.shape[-1] == 1 else ChannelDecay)(decay, scratch)
-        self.scratch = scratch
-
-    def decayed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """x̃ [b, 2C, K], k̄ [b, C, K] and γ_C [b, K or 1, 1], once the decay's tree has grown to the whole chunk."""
-        b, chunk, width = self.k.shape
-        x_tilde = self.scratch("x_tilde", b, 2, chunk, width)
-        torch.mul(self.x, self.decay.after_start, out=x_tilde.transpose(0, 1))
-        k_bar = torch.mul(self.k, self.decay.until_end, out=self.scratch("k_bar", b, chunk, width))
-        return x_tilde.view(b, 2 * chunk, width), k_bar, self.decay.after_start[:, -1].unsqueeze(-1)
+        self.k = slab.gather(k, scratch("k", b, CHUNK, width))
+        each = slab.gather(g, scratch("g", b, CHUNK, g.shape[-1]))
+        self.decay: Decay = (HeadDecay if g.shape[-1] == 1 else ChannelDecay)(each, self.x, self.k, scratch)
 
 
 def forward(
@@ -96,43 +88,38 @@ def forward(
     scale: float,
     save: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Outputs [B, T, H, V], final state [N, H, K, V], and (if `save`) what the backward starts from: every chunk's
-    start state, P, T and R."""
+    """Outputs [B, T, H, V], final state [N, H, K, V], and (if `save`) what the backward starts from."""
     schedule = Schedule.of(q, cu_seqlens, CHUNK)
     inputs = Inputs.of(q, k, a, u, g)
     scratch = Scratch.lent(q.device, compute_dtype(q.dtype))
     state = _lanes_of(initial_state, schedule, q, u)
     o = q.new_empty(u.shape)
     saved = [state.new_empty(shape) for shape in saved_shapes(q, u, cu_seqlens)] if save else []
-    for kept in saved:  # packed sequences may have fewer chunks than the bound: nothing uninitialised leaves the op
-        kept[schedule.chunks * q.shape[2] :] = 0
 
-    for slab in schedule.slabs(_slab_tokens(q, u)):
+    for slab in schedule.slabs(_slab_tokens(q, u), KEEP):
         c = ChunkTerms(slab, inputs, scale, scratch)
-        shape = b, chunk, width = (c.k.shape[0], slab.chunk, u.shape[-1])
-        U = slab.gather(u, scratch("u", *shape))
-        pairs = scratch("pairs", 2, b, chunk, chunk)
-        c.decay.pairs(c.x, c.k, pairs)
-        P = pairs[1]
+        shape = b, chunk, width = (c.k.shape[0], CHUNK, u.shape[-1])
+        U = slab.gather(inputs.u, scratch("u", *shape))
+        A, P = pairs = scratch("pairs", 2, b, chunk, chunk)
+        (a_tilde, q_tilde), k_bar, gamma = c.decay.pairs(pairs)
         torch.sum(torch.mul(c.x[1], c.k, out=scratch("qk", *c.k.shape)), -1, out=P.diagonal(dim1=-2, dim2=-1))
         identity = torch.eye(chunk, dtype=P.dtype, device=P.device)
-        T = torch.linalg.solve_triangular(pairs[0], identity, upper=False, unitriangular=True)
-        x_tilde, k_bar, gamma = c.decayed()
+        T = torch.linalg.solve_triangular(A, identity, upper=False, unitriangular=True)
 
-        states = saved[0][c.here] if save else None
-        R = saved[3][c.here] if save else scratch("R", *shape)
-        read = scratch("read", b, 2 * chunk, width)  # what ã, then q̃, read from the start state
-        for here, lanes in slab.steps:
+        s0, erased = scratch("s0", b, *state.shape[1:]), scratch("erased", *shape)
+        R = saved[2][c.here] if save else scratch("R", *shape)
+        for here, lanes, kept in slab.steps:
             s = state[lanes]
-            if states is not None:
-                states[here] = s
-            torch.bmm(x_tilde[here], s, out=read[here])
-            torch.bmm(T[here], U[here].sub_(read[here, :chunk]), out=R[here])
+            s0[here] = s
+            if save and kept is not None:
+                saved[0][kept] = s
+            torch.bmm(a_tilde[here], s, out=erased[here])
+            torch.bmm(T[here], U[here].sub_(erased[here]), out=R[here])
             s.mul_(gamma[here]).baddbmm_(k_bar[here].mT, R[here])
-        out = torch.baddbmm(read[:, chunk:], P, R, out=scratch("out", *shape))
-        slab.scatter(out, o)
+        slab.scatter(torch.bmm(q_tilde, s0, out=erased).baddbmm_(P, R), o)
         if save:
-            saved[1][c.here], saved[2][c.here] = P, T
+            torch.add(P, T.mT.triu_(1), out=saved[1][c.here])
+    _clear_beyond(saved, schedule, q.shape[2])
     return o, _sequences_of(state, schedule, u.shape[2]), saved
 
 
@@ -156,36 +143,33 @@ def backward(
     dq, dk, da, du = (x.new_empty(x.shape) for x in (q, k, a, u))
     dg = q.new_empty(0) if g is None else g.new_empty(g.shape)
 
-    for slab in reversed(list(schedule.slabs(_slab_tokens(q, u)))):
+    for slab in reversed(list(schedule.slabs(_slab_tokens(q, u), KEEP))):
         c = ChunkTerms(slab, inputs, scale, scratch)
-        s0, P, T, R = (kept[c.here] for kept in saved)
+        P_and_T, R = saved[1][c.here], saved[2][c.here]
         b, chunk, _ = R.shape
-        c.decay.keep_pairs(c.x, c.k)
-        x_tilde, k_bar, gamma = c.decayed()
+        P = torch.tril(P_and_T, out=scratch("P", b, chunk, chunk))
+        T_mT = torch.triu(P_and_T, 1, out=scratch("T_mT", b, chunk, chunk))
+        T_mT.diagonal(dim1=-2, dim2=-1).fill_(1)
+        (a_tilde, q_tilde), k_bar, gamma = c.decay.keep_pairs()
+        s0 = _start_states(slab, saved[0], gamma, k_bar, R, scratch)
 
         dO = slab.gather(do, scratch("dO", *R.shape))
         dR = torch.bmm(P.mT, dO, out=scratch("dR", *R.shape))
-        ds_read = torch.bmm(x_tilde[:, chunk:].mT, dO, out=scratch("ds_read", *s0.shape))
+        ds_read = torch.bmm(q_tilde.mT, dO, out=scratch("ds_read", *s0.shape))
         ds_end, E = scratch("ds_end", *s0.shape), scratch("E", *R.shape)
-        for here, lanes in reversed(slab.steps):
+        for here, lanes, _ in reversed(slab.steps):
             s = ds[lanes]
             ds_end[here] = s
-            torch.bmm(T[here].mT, dR[here].baddbmm_(k_bar[here], s), out=E[here])
-            torch.addcmul(ds_read[here], s, gamma[here], out=s).baddbmm_(x_tilde[here, :chunk].mT, E[here], alpha=-1)
+            torch.bmm(T_mT[here], dR[here].baddbmm_(k_bar[here], s), out=E[here])
+            torch.addcmul(ds_read[here], s, gamma[here], out=s).baddbmm_(a_tilde[here].mT, E[here], alpha=-1)
 
-        dx, dm = scratch("dx", *c.x.shape), scratch("dm", 2, b, chunk, chunk)
+        # The working set is what limits the speed: dx and dk take the memory of ds_read and dR, which have been used.
+        dx, dm = scratch("ds_read", *c.x.shape), scratch("dm", 2, b, chunk, chunk)
         for i, y, sign in ((0, E, -1), (1, dO, 1)):
             torch.baddbmm(dx[i], y, s0.mT, beta=0, alpha=sign, out=dx[i])
             torch.baddbmm(dm[i], y, R.mT, beta=0, alpha=sign, out=dm[i])
-        dx *= c.decay.after_start
-        d_k = torch.bmm(R, ds_end.mT, out=scratch("dk", *c.k.shape)).mul_(c.decay.until_end)
-        d_after_start = torch.mul(c.x[0], dx[0], out=scratch("d_after_start", *c.k.shape)).addcmul_(c.x[1], dx[1])
-        d_after_start[:, -1] += gamma.squeeze(-1) * ds_end.mul_(s0).sum(-1)
-        d_until_end = torch.mul(c.k, d_k, out=scratch("d_until_end", *c.k.shape))
-        if inputs.g.shape[-1] == 1:
-            d_after_start, d_until_end = (d.sum(-1, keepdim=True) for d in (d_after_start, d_until_end))
-        c.decay.begin_gradient(d_after_start, d_until_end)
-        c.decay.pairs_backward(dm, c.x, c.k, dx, d_k)
+        d_k = torch.bmm(R, ds_end.mT, out=scratch("dR", *c.k.shape))
+        d_g = c.decay.backward(dm, dx, d_k, ds_end.mul_(s0).sum(-1) * gamma.squeeze(-1))
         d_diagonal = dm[1].diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
         dx[1].addcmul_(d_diagonal, c.k)
         d_k.addcmul_(d_diagonal, c.x[1])
@@ -195,7 +179,7 @@ def backward(
         slab.scatter(d_k, dk)
         slab.scatter(E, du)
         if g is not None:
-            slab.scatter(c.decay.dg, dg)
+            slab.scatter(d_g, dg)
     return dq, dk, da, du, dg, _sequences_of(ds, schedule, u.shape[2])
 
 
@@ -213,10 +197,35 @@ def step(
 
 
 def saved_shapes(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[tuple[int, int, int]]:
-    """Shapes of the tensors kept for the backward (start states, P, T, R), from shapes alone."""
+    """Shapes of the tensors kept for the backward, from shapes alone: some start states, every chunk's P with Tᵀ
+    above its diagonal, and every chunk's R."""
     batch, tokens, heads, width = q.shape
-    b = heads * chunk_bound(batch, tokens, sequence_count(q, cu_seqlens), CHUNK, cu_seqlens is not None)
-    return [(b, width, u.shape[-1]), (b, CHUNK, CHUNK), (b, CHUNK, CHUNK), (b, CHUNK, u.shape[-1])]
+    sequences, packed = sequence_count(q, cu_seqlens), cu_seqlens is not None
+    states, b = (heads * chunk_bound(batch, tokens, sequences, n, packed) for n in (KEEP * CHUNK, CHUNK))
+    return [(states, width, u.shape[-1]), (b, CHUNK, CHUNK), (b, CHUNK, u.shape[-1])]
+
+
+def _clear_beyond(saved: list[Tensor], schedule: Schedule, heads: int) -> None:
+    """Packed sequences may have fewer chunks than the bound: nothing uninitialised leaves the op."""
+    for kept, chunks_each in zip(saved, (KEEP, 1, 1), strict=False):
+        kept[schedule.chunks(chunks_each) * heads :] = 0
+
+
+def _start_states(
+    slab: Slab, kept_states: Tensor, gamma: Tensor, k_bar: Tensor, R: Tensor, scratch: Scratch
+) -> Tensor:
+    """S₀ [b, K, V] of every chunk: kept, or S_C of the chunk before."""
+    s0 = scratch("s0", R.shape[0], *kept_states.shape[1:])
+    before = slice(0)
+    for here, _, kept in slab.steps:
+        s = s0[here]
+        if kept is not None:
+            s.copy_(kept_states[kept])
+        else:  # fewer lanes may be alive than in the step before
+            last = slice(before.start, before.start + s.shape[0])
+            torch.mul(s0[last], gamma[last], out=s).baddbmm_(k_bar[last].mT, R[last])
+        before = here
+    return s0
 
 
 def _slab_tokens(q: Tensor, u: Tensor) -> int:

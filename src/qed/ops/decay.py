@@ -12,8 +12,9 @@ again and again instead: when i lies in the second half of a block and j in the 
 
 two factors in [0, 1], so that quarter of M is one matrix product. The factors of the next larger block are
 products of those of its two halves: one `exp` per entry of g serves all levels, nothing overflows, nothing
-cancels, and g = −inf is simply a factor 0. The gradient of g runs back down the same tree as sums over the paths
-that pass through a step, so a small gradient keeps its relative accuracy.
+cancels, and g = −inf is simply a factor 0. When the whole chunk is one block, the factors are those by which x
+meets the chunk's start state and k its end state. The gradient of g runs back down the same tree as sums over the
+paths that pass through a step, so a small gradient keeps its relative accuracy.
 
 A decay that is one number per head needs no sum over channels: M = (x kᵀ) ∘ D, with D from the same tree.
 
@@ -23,7 +24,6 @@ Shapes: b = chunks × heads; x [2, b, C, K] holds a and q; k [b, C, K]; g [b, C,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -50,95 +50,97 @@ def lower_left(m: Tensor, half: int) -> Tensor:
     return m.as_strided(shape, (*batch, 2 * half * (row + column), row, column), m.storage_offset() + half * row)
 
 
+class Decayed(NamedTuple):
+    """What a chunk shows to the states at its two ends."""
+
+    x_tilde: Tensor  # [2, b, C, K] a and q times the decay from the chunk's start through their token
+    k_bar: Tensor  # [b, C, K] k times the decay after its token, through the chunk's end
+    gamma: Tensor  # [b, K or 1, 1] the decay of the whole chunk
+
+
 class Decay(ABC):
-    """The decays of a slab's chunks, and the products over them.
+    """The decays of a slab's chunks, between its tokens and to both ends. Takes g over: its memory is used."""
 
-    after_start [b, C, K or 1]: decay from the chunk's start through token i (how much of S₀ token i sees)
-    until_end   [b, C, K or 1]: decay after token j through the chunk's end (how much of token j's write is left)
+    def __init__(self, g: Tensor, x: Tensor, k: Tensor, scratch: Scratch):
+        self.each = g.exp_()
+        self.x, self.k, self.scratch = x, k, scratch
+        self.half_sizes = half_sizes(g.shape[1])
 
-    Both begin as those of single tokens; `_merge` makes them those of blocks twice the size.
-    """
+    @abstractmethod
+    def pairs(self, m: Tensor) -> Decayed:
+        """Fill m [2, b, C, C] with the pair products: strictly lower, zero elsewhere."""
 
-    def __init__(self, g: Tensor, scratch: Scratch):
-        self.scratch = scratch
-        self.after_start = torch.exp(g, out=scratch("after_start", *g.shape))
-        self.until_end = scratch("until_end", *g.shape).fill_(1)
+    @abstractmethod
+    def keep_pairs(self) -> Decayed:
+        """Grow the tree as `pairs` does, and keep what `backward` needs instead of the products."""
 
-    def _merge(self, half: int) -> None:
-        first_prefix, second_prefix = halves(self.after_start, half)
-        first_suffix, _ = halves(self.until_end, half)
-        first_suffix *= second_prefix.narrow(-2, half - 1, 1)
-        second_prefix *= first_prefix.narrow(-2, half - 1, 1)
+    @abstractmethod
+    def backward(self, dm: Tensor, dx: Tensor, dk: Tensor, d_gamma: Tensor) -> Tensor:
+        """dg, given the gradients of M (only its strict lower part counts), of x̃, of k̄ and of log γ_C [b, K]. Those
+        of x̃ and k̄ are made those of x and k in place, with the pairs' share."""
 
-    def begin_gradient(self, d_after_start: Tensor, d_until_end: Tensor) -> None:
-        """Take the gradients of the logarithms of the whole chunk's two factors; the pairs' own go on top on the way
-        down to single tokens."""
-        self.dg, self._d_suffix = d_after_start, d_until_end
+    def _begin_gradient(self, dx: Tensor, dk: Tensor, d_gamma: Tensor, decayed: Decayed) -> None:
+        """The gradients of the logarithms of the whole chunk's factors; those of the pairs' factors go on top on the
+        way down to single tokens."""
+        x_tilde, k_bar, _ = decayed
+        self.d_prefix = torch.mul(x_tilde[0], dx[0], out=self.scratch("d_prefix", *dk.shape))
+        self.d_prefix.addcmul_(x_tilde[1], dx[1])
+        self.d_prefix[:, -1] += d_gamma
+        self.d_suffix = torch.mul(k_bar, dk, out=self.scratch("d_suffix", *dk.shape))
 
     def _unmerge(self, half: int) -> tuple[Tensor, Tensor]:
-        """`_merge`, differentiated. Returns the views that take this level's own terms: of the first half's suffix
-        and of the second half's prefix."""
-        first_prefix, second_prefix = halves(self.dg, half)
-        first_suffix, _ = halves(self._d_suffix, half)
+        """From the factors of blocks of 2·half tokens to those of their halves. Returns the views that take this
+        level's own terms: of the first half's suffix and of the second half's prefix."""
+        first_prefix, second_prefix = halves(self.d_prefix, half)
+        first_suffix, _ = halves(self.d_suffix, half)
         first_prefix.select(-2, -1).add_(second_prefix.sum(-2) if half > 1 else second_prefix.squeeze(-2))
         second_prefix.select(-2, -1).add_(first_suffix.sum(-2) if half > 1 else first_suffix.squeeze(-2))
         return first_suffix, second_prefix
 
-    @abstractmethod
-    def pairs(self, x: Tensor, k: Tensor, m: Tensor) -> None:
-        """Fill m [2, b, C, C] with the pair products: strictly lower, zero elsewhere."""
-
-    @abstractmethod
-    def keep_pairs(self, x: Tensor, k: Tensor) -> None:
-        """Grow the tree as `pairs` does, and keep what `pairs_backward` needs instead of the products."""
-
-    @abstractmethod
-    def pairs_backward(self, dm: Tensor, x: Tensor, k: Tensor, dx: Tensor, dk: Tensor) -> None:
-        """Add the pairs' share to dx [2, b, C, K], dk [b, C, K] and dg. Of dm [2, b, C, C], only the strict lower
-        part counts."""
-
 
 class Level(NamedTuple):
-    """One level of the tree: blocks of 2·half tokens."""
+    """One level of the tree, blocks of 2·half tokens, as the backward needs it."""
 
     half: int
-    suffix: Tensor  # [b, blocks, half, K] decay after each token of the first halves, to their end
-    prefix: Tensor  # [b, blocks, half, K] decay from the start of the second halves through each token
-    rows: Tensor  # [b, blocks, 2, half, K] a and q of the second halves times prefix
-    columns: Tensor  # [b, blocks, half, K] k of the first halves times suffix
+    rows: Tensor  # [b, blocks, 2, half, K] a and q of the second halves, decayed from those halves' start
+    columns: Tensor  # [b, blocks, half, K] k of the first halves, decayed to those halves' end
+    first_total: Tensor  # [b, blocks, 1, K] the decay over the first halves
+    second_total: Tensor  # [b, blocks, 1, K] the decay over the second halves
 
 
 class ChannelDecay(Decay):
-    """A decay of its own in every channel."""
+    """A decay of its own in every channel. x and k are decayed in place, block by larger block."""
 
-    def _levels(self, x: Tensor, k: Tensor, keep: bool) -> Iterator[Level]:
-        _, b, chunk, width = x.shape
-        for half in half_sizes(chunk):
-            blocks, tag = chunk // (2 * half), str(half) if keep else ""
-            suffix, prefix = halves(self.until_end, half)[0], halves(self.after_start, half)[1]
-            rows = self.scratch("rows" + tag, b, blocks, 2, half, width)
-            columns = self.scratch("columns" + tag, b, blocks, half, width)
-            torch.mul(halves(x, half)[1], prefix, out=rows.permute(2, 0, 1, 3, 4))
-            torch.mul(halves(k, half)[0], suffix, out=columns)
-            if keep:
-                suffix = self.scratch("suffix" + tag, *suffix.shape).copy_(suffix)
-                prefix = self.scratch("prefix" + tag, *prefix.shape).copy_(prefix)
-            yield Level(half, suffix, prefix, rows, columns)
-            self._merge(half)
-
-    def pairs(self, x: Tensor, k: Tensor, m: Tensor) -> None:
+    def pairs(self, m: Tensor) -> Decayed:
         m.zero_()
-        for half, _, _, rows, columns in self._levels(x, k, keep=False):
-            b, blocks, _, _, width = rows.shape
-            product = self.scratch("product", b * blocks, 2 * half, half)
-            torch.bmm(rows.view(-1, 2 * half, width), columns.view(-1, half, width).mT, out=product)
-            lower_left(m, half).copy_(product.view(b, blocks, 2, half, half).movedim(2, 0))
+        self._begin()
+        b, chunk, width = self.k.shape
+        for half in self.half_sizes:
+            blocks = chunk // (2 * half)
+            columns = self.k_bar.view(-1, 2 * half, width)[:, :half].mT
+            product = self.scratch("product", 2, b * blocks, half, half)
+            for i in (0, 1):
+                torch.bmm(self.x_tilde[i].view(-1, 2 * half, width)[:, half:], columns, out=product[i])
+            lower_left(m, half).copy_(product.view(2, b, blocks, half, half))
+            self._merge(half)
+        return self._decayed()
 
-    def keep_pairs(self, x: Tensor, k: Tensor) -> None:
-        self.levels = list(self._levels(x, k, keep=True))
+    def keep_pairs(self) -> Decayed:
+        self._begin()
+        self.levels = []
+        b, chunk, width = self.k.shape
+        for half in self.half_sizes:
+            blocks = chunk // (2 * half)
+            rows = self.scratch(f"rows {half}", b, blocks, 2, half, width)
+            columns = self.scratch(f"columns {half}", b, blocks, half, width)
+            rows.copy_(halves(self.x_tilde, half)[1].movedim(0, 2))
+            columns.copy_(halves(self.k_bar, half)[0])
+            self.levels.append(Level(half, rows, columns, *self._merge(half)))
+        return self._decayed()
 
-    def pairs_backward(self, dm: Tensor, x: Tensor, k: Tensor, dx: Tensor, dk: Tensor) -> None:
-        for half, suffix, prefix, rows, columns in reversed(self.levels):
+    def backward(self, dm: Tensor, dx: Tensor, dk: Tensor, d_gamma: Tensor) -> Tensor:
+        self._begin_gradient(dx, dk, d_gamma, self._decayed())
+        for half, rows, columns, first_total, second_total in reversed(self.levels):
             b, blocks, _, _, width = rows.shape
             d_product = self.scratch("product", b, blocks, 2, half, half).copy_(lower_left(dm, half).movedim(0, 2))
             d_rows = self.scratch("d_rows", *rows.shape)
@@ -151,42 +153,74 @@ class ChannelDecay(Decay):
                 flat = d_product.view(-1, 2 * half, half)
                 torch.bmm(flat, columns.view(-1, half, width), out=d_rows.view(-1, 2 * half, width))
                 torch.bmm(flat.mT, rows.view(-1, 2 * half, width), out=d_columns.view(-1, half, width))
-            halves(dx, half)[1].addcmul_(d_rows.movedim(2, 0), prefix)
-            halves(dk, half)[0].addcmul_(d_columns, suffix)
+            dx_second, dk_first = halves(dx, half)[1], halves(dk, half)[0]
+            torch.addcmul(d_rows.movedim(2, 0), dx_second, first_total, out=dx_second)
+            torch.addcmul(d_columns, dk_first, second_total, out=dk_first)
             d_suffix, d_prefix = self._unmerge(half)
             d_suffix.addcmul_(columns, d_columns)
             for i in (0, 1):
                 d_prefix.addcmul_(rows[:, :, i], d_rows[:, :, i])
+        dx *= self.each
+        return self.d_prefix
+
+    def _begin(self) -> None:
+        """Blocks of one token: x has decayed once, k not yet."""
+        self.x_tilde = torch.mul(self.x, self.each, out=self.scratch("x_tilde", *self.x.shape))
+        self.k_bar = self.scratch("k_bar", *self.k.shape).copy_(self.k)
+        self.total = self.each
+
+    def _merge(self, half: int) -> tuple[Tensor, Tensor]:
+        """Blocks of 2·half tokens from their halves, whose own decays are returned."""
+        first, second = halves(self.total, 1)
+        halves(self.x_tilde, half)[1].mul_(first)
+        halves(self.k_bar, half)[0].mul_(second)
+        self.total = torch.mul(first, second, out=self.scratch(f"total {half}", *first.shape)).squeeze(-2)
+        return first, second
+
+    def _decayed(self) -> Decayed:
+        return Decayed(self.x_tilde, self.k_bar, self.total.mT)
 
 
 class HeadDecay(Decay):
-    """One decay per head: a plain product times a matrix of decays."""
+    """One decay per head: a plain product times a matrix of decays, all from the tree of small [b, C, 1] factors."""
 
-    def pairs(self, x: Tensor, k: Tensor, m: Tensor) -> None:
-        _, b, chunk, _ = x.shape
+    def pairs(self, m: Tensor) -> Decayed:
+        b, chunk, _ = self.k.shape
+        after_start, until_end = self.each, torch.ones_like(self.each)
         self.between = self.scratch("between", b, chunk, chunk).zero_()  # decay between j and i
-        for half in half_sizes(chunk):
-            suffix, prefix = halves(self.until_end, half)[0], halves(self.after_start, half)[1]
-            torch.mul(prefix, suffix.mT, out=lower_left(self.between, half))
-            self._merge(half)
+        for half in self.half_sizes:
+            first_prefix, second_prefix = halves(after_start, half)
+            first_suffix, _ = halves(until_end, half)
+            torch.mul(second_prefix, first_suffix.mT, out=lower_left(self.between, half))
+            first_suffix *= second_prefix.narrow(-2, half - 1, 1)
+            second_prefix *= first_prefix.narrow(-2, half - 1, 1)
         for i in (0, 1):
-            torch.bmm(x[i], k.mT, out=m[i]).mul_(self.between)
+            torch.bmm(self.x[i], self.k.mT, out=m[i]).mul_(self.between)
+        self.after_start, self.until_end = after_start, until_end
+        x_tilde = torch.mul(self.x, after_start, out=self.scratch("x_tilde", *self.x.shape))
+        k_bar = torch.mul(self.k, until_end, out=self.scratch("k_bar", *self.k.shape))
+        return Decayed(x_tilde, k_bar, after_start[:, -1:])
 
-    def keep_pairs(self, x: Tensor, k: Tensor) -> None:
-        self.m = self.scratch("m", 2, *x.shape[1:3], x.shape[2])
-        self.pairs(x, k, self.m)
+    def keep_pairs(self) -> Decayed:
+        self.m = self.scratch("m", *self.x.shape[:3], self.x.shape[2])
+        self.decayed = self.pairs(self.m)
+        return self.decayed
 
-    def pairs_backward(self, dm: Tensor, x: Tensor, k: Tensor, dx: Tensor, dk: Tensor) -> None:
+    def backward(self, dm: Tensor, dx: Tensor, dk: Tensor, d_gamma: Tensor) -> Tensor:
+        self._begin_gradient(dx, dk, d_gamma, self.decayed)
+        self.d_prefix, self.d_suffix = (d.sum(-1, keepdim=True) for d in (self.d_prefix, self.d_suffix))
+        for half in reversed(self.half_sizes):
+            self._unmerge(half)
+        dx *= self.after_start
+        dk *= self.until_end
         b, chunk = self.between.shape[:2]
         d_product = self.scratch("d_product", b, chunk, chunk)
         paths = self.scratch("paths", b, chunk, chunk).zero_()
         for i in (0, 1):
             torch.mul(dm[i], self.between, out=d_product)
-            dx[i].baddbmm_(d_product, k)
-            dk.baddbmm_(d_product.mT, x[i])
+            dx[i].baddbmm_(d_product, self.k)
+            dk.baddbmm_(d_product.mT, self.x[i])
             paths.addcmul_(dm[i], self.m[i])
-        for half in reversed(half_sizes(chunk)):
-            self._unmerge(half)
         # g_l lies on the path of every pair j < l ≤ i.
         onwards = torch.ones(chunk, chunk, dtype=paths.dtype, device=paths.device).triu_()
-        self.dg += torch.matmul(onwards, paths).tril_(-1).sum(-1, keepdim=True)
+        return self.d_prefix + torch.matmul(onwards, paths).tril_(-1).sum(-1, keepdim=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,42 @@ class Step(NamedTuple):
 
     chunks: slice  # its rows among the slab's chunks × heads
     lanes: slice  # the rows of the state buffer that it carries on
+    kept: slice | None  # its rows among the start states kept for the backward, if they are
+
+
+class Grid(NamedTuple):
+    """Where a slab's tokens lie when its chunks are whole and evenly spaced: one strided view, so a plain copy."""
+
+    first: int  # row of the first token and head in a tensor viewed as [tokens * H, ...]
+    shape: tuple[int, ...]  # steps, lanes, H, C
+    strides: tuple[int, ...]  # of the same, in rows
+
+    def _view(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        strides = (*(stride * width for stride in self.strides), 1)
+        return x.as_strided((*self.shape, width), strides, x.storage_offset() + self.first * width)
+
+    def gather(self, x: Tensor, out: Tensor) -> None:
+        out.unflatten(0, self.shape[:3]).copy_(self._view(x))
+
+    def scatter(self, chunked: Tensor, out: Tensor) -> None:
+        self._view(out).copy_(chunked.unflatten(0, self.shape[:3]))
+
+
+class Rows(NamedTuple):
+    """Where a slab's tokens lie in general: row by row."""
+
+    rows: Tensor  # [chunks * H * C] row of each token and head in a tensor viewed as [tokens * H, ...]
+    padding: Tensor  # [chunks * H * C] bool, True where a chunk reaches past its sequence
+
+    def gather(self, x: Tensor, out: Tensor) -> None:
+        found = x.view(-1, x.shape[-1]).index_select(0, self.rows).masked_fill_(self.padding[:, None], 0)
+        out.copy_(found.view(out.shape))
+
+    def scatter(self, chunked: Tensor, out: Tensor) -> None:
+        there = ~self.padding
+        values = chunked.reshape(there.shape[0], -1)[there].to(out.dtype)
+        out.view(-1, out.shape[-1]).index_copy_(0, self.rows[there], values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,28 +79,18 @@ class Slab:
     """A few steps of a few lanes, worked on together. Chunks are numbered step by step, lane by lane."""
 
     first_chunk: int
+    chunks: int
     steps: tuple[Step, ...]
-    chunk: int
-    rows: Tensor  # [chunks * H * C] row of each token and head in a tensor viewed as [tokens * H, ...]
-    padding: Tensor | None  # [chunks * H * C] bool, True where a chunk reaches past its sequence; None if nowhere
+    places: Grid | Rows
 
     def gather(self, x: Tensor, out: Tensor) -> Tensor:
-        """[B, T, H, D] → `out` [chunks * H, C, D], zeros where there is no token."""
-        flat, rows = x.reshape(-1, x.shape[-1]), out.view(-1, x.shape[-1])
-        if x.dtype == out.dtype:
-            torch.index_select(flat, 0, self.rows, out=rows)
-        else:
-            rows.copy_(flat.index_select(0, self.rows))
-        if self.padding is not None:
-            rows.masked_fill_(self.padding[:, None], 0)
+        """Contiguous [B, T, H, D] → `out` [chunks * H, C, D], zeros where there is no token."""
+        self.places.gather(x, out)
         return out
 
     def scatter(self, chunked: Tensor, out: Tensor) -> None:
         """The inverse of `gather`: write [chunks * H, C, D] into the contiguous [B, T, H, D] `out`."""
-        values, rows = chunked.reshape(self.rows.shape[0], -1), self.rows
-        if self.padding is not None:
-            values, rows = values[~self.padding], rows[~self.padding]
-        out.view(-1, out.shape[-1]).index_copy_(0, rows, values.to(out.dtype))
+        self.places.scatter(chunked, out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,42 +120,62 @@ class Schedule:
             device=q.device,
         )
 
-    @property
-    def chunks(self) -> int:
-        return sum(-(-length // self.chunk) for length in self.lengths)
+    def chunks(self, each: int = 1) -> int:
+        """How many groups of `each` chunks, and what is left of one, all sequences have."""
+        return sum(-(-length // (each * self.chunk)) for length in self.lengths)
 
-    def slabs(self, token_heads: int) -> Iterator[Slab]:
-        """Cut lanes, then steps, into slabs of at most `token_heads` tokens × heads (at least a lane and a step)."""
-        first_chunk, size = 0, max(1, token_heads // (self.heads * self.chunk))  # in chunks
-        for first in range(0, len(self.order), size):
-            lengths = self.lengths[first : first + size]
+    def slabs(self, token_heads: int, every: int) -> Iterator[Slab]:
+        """Cut lanes, then steps, into slabs of at most `token_heads` tokens × heads (at least a lane and `every`
+        steps). The start states of every so many steps are kept, the first of each slab among them."""
+        chunk = kept = 0
+        size = max(every, token_heads // (self.heads * self.chunk))  # in chunks
+        lanes = size // every
+        for lane in range(0, len(self.order), lanes):
+            lengths = self.lengths[lane : lane + lanes]
             alive = [sum(n > at for n in lengths) for at in range(0, max(lengths, default=0), self.chunk)]
             begin = 0
             while begin < len(alive):
-                end = begin + max(1, size // alive[begin])
-                yield self._slab(first_chunk, first, begin, alive[begin:end])
-                first_chunk += sum(alive[begin:end])
+                end = begin + size // alive[begin] // every * every
+                yield self._slab(chunk, kept, lane, begin, alive[begin:end], every)
+                chunk += sum(alive[begin:end])
+                kept += sum(alive[begin:end:every])
                 begin = end
 
-    def _slab(self, first_chunk: int, first_lane: int, first_step: int, alive: list[int]) -> Slab:
-        ends = list(accumulate(count * self.heads for count in alive))
-        state = first_lane * self.heads
-        steps = [Step(slice(a, b), slice(state, state + b - a)) for a, b in pairwise([0, *ends])]
-        where = [(first_lane + i, first_step + n) for n, count in enumerate(alive) for i in range(count)]
-        start = torch.tensor([self.starts[lane] + step * self.chunk for lane, step in where])
-        left = torch.tensor([self.lengths[lane] - step * self.chunk for lane, step in where])
+    def _slab(self, chunk: int, kept: int, lane: int, step: int, alive: list[int], every: int) -> Slab:
+        """Steps from `step` on of the lanes from `lane` on, so many of which are alive at each."""
+        steps, at, heads = [], 0, self.heads
+        for n, count in enumerate(alive):
+            rows = count * heads
+            state = slice(kept * heads, kept * heads + rows) if n % every == 0 else None
+            steps.append(Step(slice(at, at + rows), slice(lane * heads, lane * heads + rows), state))
+            at += rows
+            kept += 0 if state is None else count
+        places = self._grid(lane, step, alive) or self._rows(lane, step, alive)
+        return Slab(first_chunk=chunk, chunks=sum(alive), steps=tuple(steps), places=places)
+
+    def _grid(self, lane: int, step: int, alive: list[int]) -> Grid | None:
+        lanes, end = range(lane, lane + alive[0]), (step + len(alive)) * self.chunk
+        starts = [self.starts[i] for i in lanes]
+        gaps = {b - a for a, b in pairwise(starts)}
+        if len(gaps) > 1 or min(gaps, default=0) < 0 or any(self.lengths[i] < end for i in lanes):
+            return None
+        heads, apart = self.heads, next(iter(gaps), 0)
+        return Grid(
+            first=(starts[0] + step * self.chunk) * heads,
+            shape=(len(alive), len(lanes), heads, self.chunk),
+            strides=(self.chunk * heads, apart * heads, 1, heads),
+        )
+
+    def _rows(self, lane: int, step: int, alive: list[int]) -> Rows:
+        where = [(lane + i, step + n) for n, count in enumerate(alive) for i in range(count)]
+        start = torch.tensor([self.starts[i] + n * self.chunk for i, n in where])
+        left = torch.tensor([self.lengths[i] - n * self.chunk for i, n in where])
         position = torch.arange(self.chunk)
         beyond = position >= left[:, None]  # [chunks, C]: only a sequence's last chunk can be ragged
         token = (start[:, None] + position).masked_fill_(beyond, 0)
         rows = token[:, None, :] * self.heads + torch.arange(self.heads)[:, None]  # [chunks, H, C]
-        padding = beyond[:, None, :].expand_as(rows).reshape(-1) if bool(beyond.any()) else None
-        return Slab(
-            first_chunk=first_chunk,
-            steps=tuple(steps),
-            chunk=self.chunk,
-            rows=rows.reshape(-1).to(self.device),
-            padding=None if padding is None else padding.to(self.device),
-        )
+        padding = beyond[:, None, :].expand_as(rows)
+        return Rows(rows.reshape(-1).to(self.device), padding.reshape(-1).to(self.device))
 
 
 @dataclass(frozen=True, kw_only=True)
