@@ -26,7 +26,8 @@ def test_every_token_is_in_one_chunk(data: st.DataObject, tokens: int, heads: in
         assert count <= every or count * heads * chunk <= size
         first += count
         for step in slab.steps[::every]:
-            assert step.kept is not None and step.kept.start == kept
+            assert step.kept is not None
+            assert step.kept.start == kept
             kept = step.kept.stop
         chunks = slab.gather(x, torch.full((count * heads, chunk, 1), torch.nan, dtype=torch.float64))
         seen.append(chunks[chunks != 0])

@@ -98,7 +98,7 @@ def forward(
 
     for slab in schedule.slabs(_slab_tokens(q, u), KEEP):
         c = ChunkTerms(slab, inputs, scale, scratch)
-        shape = b, chunk, width = (c.k.shape[0], CHUNK, u.shape[-1])
+        shape = b, chunk, _width = (c.k.shape[0], CHUNK, u.shape[-1])
         U = slab.gather(inputs.u, scratch("u", *shape))
         A, P = pairs = scratch("pairs", 2, b, chunk, chunk)
         (a_tilde, q_tilde), k_bar, gamma = c.decay.pairs(pairs)
@@ -211,9 +211,7 @@ def _clear_beyond(saved: list[Tensor], schedule: Schedule, heads: int) -> None:
         kept[schedule.chunks(chunks_each) * heads :] = 0
 
 
-def _start_states(
-    slab: Slab, kept_states: Tensor, gamma: Tensor, k_bar: Tensor, R: Tensor, scratch: Scratch
-) -> Tensor:
+def _start_states(slab: Slab, kept_states: Tensor, gamma: Tensor, k_bar: Tensor, R: Tensor, scratch: Scratch) -> Tensor:
     """S₀ [b, K, V] of every chunk: kept, or S_C of the chunk before."""
     s0 = scratch("s0", R.shape[0], *kept_states.shape[1:])
     before = slice(0)
