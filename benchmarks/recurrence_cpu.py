@@ -17,6 +17,7 @@ import argparse
 import inspect
 import json
 import multiprocessing
+import os
 import platform
 import resource
 import statistics
@@ -160,6 +161,8 @@ def side_by_side(names: dict[str, int], rounds: int) -> dict[str, dict[str, floa
     own, so that none pays for the memory another has left behind. The first call of a turn finds cold caches, and
     is not counted; nor is the first round."""
     context = multiprocessing.get_context("spawn")
+    # Threads that wake from a pause on one and the same core take turns on it for a while; bound ones do not.
+    os.environ["OMP_PROC_BIND"] = "true"
     ends, processes = {}, []
     for name in names:
         ends[name], theirs = context.Pipe()
