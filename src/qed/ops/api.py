@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import chunkwise, reference
 from .forms import Choice, choose
-from .registration import erase_write_chunkwise
+from .registration import SEQUENCE_OPS, step_triton, step_triton_in_place
 from .validation import check_sequence, check_step, check_values
 
 _log = logging.getLogger("qed")
@@ -47,14 +47,14 @@ def erase_write(
         o [B, T, H, V] in q's dtype, and the final state [N, H, K, V] (N = B without cu_seqlens).
     """
     check_sequence(q, k, a, u, g, initial_state, cu_seqlens, scale)
-    form = _form(impl, q)
+    form = _form(impl, q, u)
     if form == "reference":
         if not torch.compiler.is_compiling():
             check_values(g, initial_state, cu_seqlens, q.shape[1], "initial_state")
         return reference.erase_write(q, k, a, u, g, initial_state, cu_seqlens, scale)
     differentiable = [x for x in (q, k, a, u, g, initial_state) if x is not None]
     save = torch.is_grad_enabled() and any(x.requires_grad for x in differentiable)
-    o, state, _ = erase_write_chunkwise(q, k, a, u, g, initial_state, cu_seqlens, float(scale), save)
+    o, state, _ = SEQUENCE_OPS[form](q, k, a, u, g, initial_state, cu_seqlens, float(scale), save)
     return o, state
 
 
@@ -67,27 +67,37 @@ def erase_write_step(
     *,
     state: Tensor,
     scale: float = 1.0,
+    inplace: bool = False,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """One token of the recurrence, for decoding; differentiable.
+    """One token of the recurrence, for decoding; differentiable unless in place.
 
     Args:
         q, k, a: [B, H, K]; u: [B, H, V]; g: [B, H, K], [B, H, 1] or None. Dtypes as in `erase_write`.
-        state: [B, H, K, V] float32 (float64 for float64 inputs); left as it is.
+        state: [B, H, K, V] float32 (float64 for float64 inputs); left as it is unless `inplace`.
+        inplace: write the new state over the old one, whose address then never changes (CUDA graphs).
         scale, impl: as in `erase_write`.
 
     Returns:
         o [B, H, V] in q's dtype, and the new state.
     """
     check_step(q, k, a, u, g, state, scale)
-    form = _form(impl, q)
+    form = _form(impl, q, u)
     if not torch.compiler.is_compiling():
         check_values(g, state, None, 1, "state")
+    if inplace and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, a, u, g, state)):
+        raise RuntimeError("inplace=True cannot be differentiated: the backward needs the old state; use torch.no_grad()")
+    if form == "triton":
+        if not inplace:
+            return step_triton(q, k, a, u, g, state, float(scale))
+        if not state.is_contiguous():
+            raise ValueError(f"state: inplace=True expects contiguous memory, got strides {state.stride()}")
+        return step_triton_in_place(q, k, a, u, g, state, float(scale)), state
     dtype = state.dtype
     step = reference.step if form == "reference" else chunkwise.step
     q_, k_, a_, u_ = (x.to(dtype) for x in (q, k, a, u))
-    o, state = step(q_, k_, a_, u_, None if g is None else g.to(dtype), state, scale)
-    return o.to(q.dtype), state
+    o, new_state = step(q_, k_, a_, u_, None if g is None else g.to(dtype), state, scale)
+    return o.to(q.dtype), state.copy_(new_state) if inplace else new_state
 
 
 def explain(
@@ -104,11 +114,11 @@ def explain(
 ) -> Choice:
     """Which form `erase_write` would run for these arguments, and why; prints well. Nothing is computed."""
     check_sequence(q, k, a, u, g, initial_state, cu_seqlens, scale)
-    return choose(impl, q)
+    return choose(impl, q, u)
 
 
-def _form(impl: str, q: Tensor) -> str:
-    choice = choose(impl, q)
+def _form(impl: str, q: Tensor, u: Tensor) -> str:
+    choice = choose(impl, q, u)
     if impl == "auto" and not torch.compiler.is_compiling():
         key = (choice.form, q.device.type)
         if key not in _announced:

@@ -94,7 +94,7 @@ def forward(
     scratch = Scratch.lent(q.device, compute_dtype(q.dtype))
     state = _lanes_of(initial_state, schedule, q, u)
     o = q.new_empty(u.shape)
-    saved = [state.new_empty(shape) for shape in saved_shapes(q, u, cu_seqlens)] if save else []
+    saved = saved_like(q, u, cu_seqlens) if save else []
 
     for slab in schedule.slabs(_slab_tokens(q, u), KEEP):
         c = ChunkTerms(slab, inputs, scale, scratch)
@@ -196,13 +196,14 @@ def step(
     return o, torch.addcmul(state, k.unsqueeze(-1), residual.unsqueeze(-2))
 
 
-def saved_shapes(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[tuple[int, int, int]]:
-    """Shapes of the tensors kept for the backward, from shapes alone: some start states, every chunk's P with Tᵀ
-    above its diagonal, and every chunk's R."""
+def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
+    """Uninitialised memory for what the backward starts from, sized from shapes alone: some start states, every
+    chunk's P with Tᵀ above its diagonal, and every chunk's R."""
     batch, tokens, heads, width = q.shape
     sequences, packed = sequence_count(q, cu_seqlens), cu_seqlens is not None
     states, b = (heads * chunk_bound(batch, tokens, sequences, n, packed) for n in (KEEP * CHUNK, CHUNK))
-    return [(states, width, u.shape[-1]), (b, CHUNK, CHUNK), (b, CHUNK, u.shape[-1])]
+    shapes = [(states, width, u.shape[-1]), (b, CHUNK, CHUNK), (b, CHUNK, u.shape[-1])]
+    return [q.new_empty(shape, dtype=compute_dtype(q.dtype)) for shape in shapes]
 
 
 def _clear_beyond(saved: list[Tensor], schedule: Schedule, heads: int) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
-_TRITON_INSTALLED = find_spec("triton") is not None  # found, not imported; once, since a compiler cannot trace this
+# Once, since a compiler cannot trace this; Triton is found, not imported. Its interpreter runs kernels on the CPU.
+_TRITON_INSTALLED = find_spec("triton") is not None
+_TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+TRITON_WIDEST = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,34 +28,38 @@ class Choice:
         return f"{self.form}: {self.reason}{others}"
 
 
-def _triton_obstacle(q: Tensor) -> str | None:
-    if q.device.type != "cuda":
-        return f"it needs CUDA tensors, and q is on {q.device}"
+def _triton_obstacle(q: Tensor, u: Tensor, named: bool) -> str | None:
     if not _TRITON_INSTALLED:
         return "the package triton is not installed"
-    return "this version of qed has no Triton kernels yet"
+    if q.device.type != "cuda" and not (named and _TRITON_INTERPRETS):
+        return f"it needs CUDA tensors, and q is on {q.device}"
+    if q.dtype == torch.float64:
+        return "it computes in float32, and q is torch.float64"
+    if max(q.shape[-1], u.shape[-1]) > TRITON_WIDEST:
+        return f"it takes K and V up to {TRITON_WIDEST}, and they are {q.shape[-1]} and {u.shape[-1]}"
+    return None
 
 
-def _no_obstacle(q: Tensor) -> str | None:
+def _no_obstacle(q: Tensor, u: Tensor, named: bool) -> str | None:
     return None
 
 
 # In the order in which "auto" prefers them: (name, what stands in its way, what it is).
 _FORMS = (
-    ("triton", _triton_obstacle, "fused GPU kernels"),
+    ("triton", _triton_obstacle, "GPU kernels; any K and V up to 256, up to float32"),
     ("chunkwise", _no_obstacle, "matrix products over chunks of tokens; any device, dtype and shape"),
     ("reference", _no_obstacle, "the token loop that defines the op; any device, dtype and shape, slow"),
 )
 IMPLS = ("auto", *(name for name, _, _ in _FORMS))
 
 
-def choose(impl: str, q: Tensor) -> Choice:
+def choose(impl: str, q: Tensor, u: Tensor) -> Choice:
     """The form `impl` stands for. A named form is that form or an error; it never falls back."""
     if impl not in IMPLS:
         raise ValueError(f"impl: expected one of {', '.join(map(repr, IMPLS))}, got {impl!r}")
     passed_over: dict[str, str] = {}
     for name, obstacle, what in _FORMS:
-        why_not = f"impl={impl!r} was asked for" if impl not in ("auto", name) else obstacle(q)
+        why_not = f"impl={impl!r} was asked for" if impl not in ("auto", name) else obstacle(q, u, impl == name)
         if why_not is None:
             reason = f"{name!r} is preferred" if impl == "auto" else f"impl={impl!r} was asked for"
             later = {other: reason for other, _, _ in _FORMS if other not in (name, *passed_over)}

@@ -1,4 +1,4 @@
-"""The chunk form as torch operators: schemas, fake kernels and autograd.
+"""The chunk forms as torch operators: schemas, fake kernels and autograd.
 
     qed::erase_write_<form>(q, k, a, u, g, initial_state, cu_seqlens, scale, save) -> (o, state, saved)
     qed::erase_write_<form>_backward(do, dstate, q, k, a, u, g, cu_seqlens, scale, saved) -> six gradients
@@ -36,7 +36,7 @@ def register(
     form: str,
     forward: Callable[..., tuple[Tensor, Tensor, list[Tensor]]],
     backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]],
-    saved_shapes: Callable[[Tensor, Tensor, Tensor | None], list[tuple[int, int, int]]],
+    saved_like: Callable[[Tensor, Tensor, Tensor | None], list[Tensor]],
 ) -> Callable[..., tuple[Tensor, Tensor, list[Tensor]]]:
     """Register one form's forward and backward; returns the differentiable operator."""
 
@@ -76,8 +76,7 @@ def register(
         save: bool,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         state = state_like(q, u, cu_seqlens)
-        saved = [state.new_empty(shape) for shape in saved_shapes(q, u, cu_seqlens)] if save else []
-        return q.new_empty(u.shape), state, saved
+        return q.new_empty(u.shape), state, saved_like(q, u, cu_seqlens) if save else []
 
     @backward_op.register_fake
     def _(
@@ -122,4 +121,60 @@ def register(
     return op
 
 
-erase_write_chunkwise = register("chunkwise", chunkwise.forward, chunkwise.backward, chunkwise.saved_shapes)
+def _triton(name: str) -> Callable[..., Any]:
+    """A function of the kernels' launcher; Triton is imported when it is first called."""
+
+    def call(*arguments: Any) -> Any:
+        from .triton import launch
+
+        return getattr(launch, name)(*arguments)
+
+    return call
+
+
+SEQUENCE_OPS = {
+    "chunkwise": register("chunkwise", chunkwise.forward, chunkwise.backward, chunkwise.saved_like),
+    "triton": register("triton", _triton("forward"), _triton("backward"), _triton("saved_like")),
+}
+
+_STEP = f"({_INPUTS}, Tensor state, float scale) -> (Tensor, Tensor)"
+_STEP_IN_PLACE = f"({_INPUTS}, Tensor(a!) state, float scale) -> Tensor"
+
+
+def _step_triton(
+    q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    new_state = torch.empty_like(state, memory_format=torch.contiguous_format)
+    return _triton("step")(q, k, a, u, g, state.contiguous(), scale, new_state), new_state
+
+
+def _step_triton_in_place(
+    q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float
+) -> Tensor:
+    return _triton("step")(q, k, a, u, g, state, scale, state)
+
+
+step_triton = torch.library.custom_op("qed::erase_write_step_triton", _step_triton, mutates_args=(), schema=_STEP)
+step_triton_in_place = torch.library.custom_op(
+    "qed::erase_write_step_triton_", _step_triton_in_place, mutates_args=("state",), schema=_STEP_IN_PLACE
+)
+step_triton.register_fake(lambda q, k, a, u, g, state, scale: (u.new_empty(u.shape), state.new_empty(state.shape)))
+step_triton_in_place.register_fake(lambda q, k, a, u, g, state, scale: u.new_empty(u.shape))
+
+
+def _step_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _step_backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
+    """One token is cheap: run it again in torch, and let autograd go back through that."""
+    leaves = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
+    with torch.enable_grad():
+        outputs = chunkwise.step(*(None if x is None else x.float() for x in leaves), ctx.scale)
+    wanted = [x for x in leaves if x is not None]
+    found = iter(torch.autograd.grad(outputs, wanted, (do.float(), dstate)))
+    return (*(None if x is None else next(found) for x in leaves), None)
+
+
+step_triton.register_autograd(_step_backward, setup_context=_step_context)

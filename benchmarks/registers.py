@@ -1,0 +1,117 @@
+"""Compile every kernel for a GPU that need not be here, and say what it takes of a multiprocessor.
+
+    python benchmarks/registers.py [--arch 90] [--dtype bfloat16] [--width 128]
+
+Registers per thread, bytes of shared memory, spilled bytes, matrix instructions and seconds to compile, at the
+checked-in settings. Reading these costs no GPU time; a kernel that spills is not worth timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from rich.console import Console
+from rich.table import Table
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from qed.ops.triton import launch
+
+KERNELS = ("chunk_terms", "chunk_states", "state_gradients", "pair_gradients", "chunk_gradients", "decode_step")
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+}
+
+
+class Recorder:
+    """Stands in for a kernel in the launcher and keeps the arguments it would be launched with."""
+
+    def __init__(self, kernel: Any):
+        self.kernel, self.args, self.options = kernel, (), {}
+
+    def __getitem__(self, grid: object) -> Any:
+        def record(*args: Any, **options: Any) -> None:
+            self.args, self.options = args, options
+
+        return record
+
+    def compile(self, arch: int) -> Any:
+        given = dict(zip(self.kernel.arg_names, self.args, strict=False)) | self.options
+        launch_options = {name: given.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in given}
+        signature, constants, attributes = {}, {}, {}
+        for i, name in enumerate(self.kernel.arg_names):
+            x = given[name]
+            if isinstance(x, torch.Tensor):
+                signature[name], attributes[(i,)] = TYPES[x.dtype], [["tt.divisibility", 16]]
+            elif isinstance(x, float):
+                signature[name] = "fp32"
+            elif type(x) is int and name.islower():
+                signature[name] = "i32"
+                if x % 16 == 0:
+                    attributes[(i,)] = [["tt.divisibility", 16]]
+            else:
+                signature[name], constants[(i,)] = "constexpr", x
+        source = ASTSource(self.kernel, signature, constants, attributes)
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch_options)
+
+
+def record(dtype: torch.dtype, width: int, packed: bool = False) -> dict[str, Recorder]:
+    """The arguments of every kernel for one forward, backward and step at heads of `width`."""
+    found = {name: Recorder(getattr(launch, name)) for name in KERNELS}
+    for name, recorder in found.items():
+        setattr(launch, name, recorder)
+    q, k, a, u, do = (torch.empty(2, 128, 6, width, dtype=dtype) for _ in range(5))
+    g, state = torch.empty(2, 128, 6, width), torch.empty(2, 6, width, width)
+    _, _, saved = launch.forward(q, k, a, u, g, state, None, 0.5, True)
+    launch.backward(do, state, q, k, a, u, g, None, 0.5, saved)
+    launch.step(*(x[:, 0] for x in (q, k, a, u, g)), state, 0.5, state)
+    for name, recorder in found.items():
+        setattr(launch, name, recorder.kernel)
+    return found
+
+
+def usage(cubin: bytes) -> dict[str, int]:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+        code = subprocess.run([tool, "--dump-sass", file.name], capture_output=True, text=True).stdout
+    found = {name: int(x) for name, x in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    return found | {"HGMMA": code.count("HGMMA"), "HMMA": code.count("HMMA"), "spills": code.count("STL")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", type=int, default=90)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--width", type=int, default=128)
+    options = parser.parse_args()
+    table = Table("kernel", "tile", "warps", "registers", "shared KiB", "spill stores", "HGMMA", "HMMA", "compiled in s")
+    table.title = f"sm_{options.arch}, Triton {triton.__version__}, {options.dtype}, K = V = {options.width}"
+    for name, recorder in record(getattr(torch, options.dtype), options.width).items():
+        start = time.perf_counter()
+        compiled = recorder.compile(options.arch)
+        seconds = time.perf_counter() - start
+        u, o = usage(compiled.asm["cubin"]), recorder.options
+        tile = f"{o.get('BK', 0)}×{o.get('BV', 0)}"
+        shared = f"{compiled.metadata.shared / 1024:.0f}"
+        row = (name, tile, o["num_warps"], u["REG"], shared, u["spills"], u["HGMMA"], u["HMMA"], f"{seconds:.1f}")
+        table.add_row(*map(str, row))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Two kernels for the forward: what depends on no state, chunk by chunk at once; then the states, chunk after chunk.
+
+    chunk_terms    x̃ = x∘γ for x in (a, q), k̄, γ_C, P and T = (I + A)⁻¹        grid: chunks × heads
+    chunk_states   R = T (U − ã S₀)    O = q̃ S₀ + P R    S_C = γ_C S₀ + k̄ᵀ R   grid: columns of V × (sequences × heads)
+
+(`chunkwise.py` has the derivation.) What passes between the two lies chunk by chunk and head by head in memory.
+"""
+
+import triton
+import triton.language as tl
+
+from .tiles import chunk_place, inverse, level_factor, level_pairs, load_tile, running_decay, sequence_place, store_tile
+
+
+@triton.jit
+def chunk_terms(
+    q, k, a, g,  # in: [tokens, H, K], g [tokens, H, G_WIDTH]
+    a_tilde, q_tilde, k_bar, gamma, P, T,  # out: [chunks, H, C, K] three times, [chunks, H, K], [chunks, H, C, C] twice
+    tokens, offsets, sequence_of, chunk_offsets, scale,
+    H: tl.constexpr, K: tl.constexpr, G_WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    C: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    chunk, h = tl.program_id(0) // H, tl.program_id(0) % H
+    start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
+    if length <= 0:
+        return
+    place = start * H + h  # in tokens × heads
+    block = chunk.to(tl.int64) * H + h
+    rows = tl.arange(0, C)
+    i, j = rows[:, None], rows[None, :]
+    dtype = q.dtype.element_ty
+
+    # q, k and a are loaded anew wherever they are used: registers are short, and they are near by then.
+    pairs_a = tl.zeros((C, C), tl.float32)
+    pairs_q = tl.zeros((C, C), tl.float32)
+    for first in tl.static_range(0, K, BK):
+        columns = first + tl.arange(0, BK)
+        G = running_decay(g, place, rows, columns, length, H, K, G_WIDTH)
+        G_C = tl.sum(tl.where(i == C - 1, G, 0.0), 0)  # padding decays no further: the last row is the last token's
+        tl.store(gamma + block * K + columns, tl.exp2(G_C), mask=columns < K)
+        k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
+        store_tile(k_bar + block * C * K, rows, columns, K, C, K, k_ * tl.exp2(G_C[None, :] - G))
+        decay = tl.exp2(G)
+        q_ = load_tile(q + place * K, rows, columns, H * K, length, K).to(tl.float32) * scale
+        store_tile(q_tilde + block * C * K, rows, columns, K, C, K, q_ * decay)
+        pairs_q += tl.where(i == j, tl.sum(q_ * k_, 1)[:, None], 0.0)
+        a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
+        store_tile(a_tilde + block * C * K, rows, columns, K, C, K, a_ * decay)
+        for level in range(LEVELS):
+            factor = level_factor(G, level)
+            here = level_pairs(i, j, level)
+            k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
+            keys = tl.trans((k_ * factor).to(dtype))
+            a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
+            pairs_a += tl.where(here, tl.dot((a_ * factor).to(dtype), keys, input_precision=PRECISION), 0.0)
+            q_ = load_tile(q + place * K, rows, columns, H * K, length, K).to(tl.float32) * scale
+            pairs_q += tl.where(here, tl.dot((q_ * factor).to(dtype), keys, input_precision=PRECISION), 0.0)
+
+    store_tile(P + block * C * C, rows, rows, C, C, C, pairs_q)
+    store_tile(T + block * C * C, rows, rows, C, C, C, inverse(pairs_a, C, LEVELS, PRECISION))
+
+
+@triton.jit
+def chunk_states(
+    a_tilde, q_tilde, k_bar, gamma, P, T, u, initial_state,  # in
+    o, final_state, starts, R,  # out: o like u, states [N, H, K, V]; and if SAVE [chunks, H, K, V], [chunks, H, C, V]
+    tokens, offsets, chunk_offsets,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr, HAS_STATE: tl.constexpr,
+    SAVE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    TILES: tl.constexpr = (V + BV - 1) // BV
+    tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
+    n, h = lane // H, lane % H
+    start, length, first = sequence_place(n, tokens, offsets, chunk_offsets, PACKED, C)
+    rows, keys, columns = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
+    dtype = u.dtype.element_ty
+    state = lane.to(tl.int64) * K * V
+    if HAS_STATE:
+        S = load_tile(initial_state + state, keys, columns, V, K, V)
+    else:
+        S = tl.zeros((BK, BV), tl.float32)
+
+    for c in range(tl.cdiv(length, C)):
+        block = (first + c) * H + h
+        place = (start + c * C) * H + h
+        left = length - c * C
+        S_ = S.to(dtype)
+        if SAVE:
+            store_tile(starts + block * K * V, keys, columns, V, K, V, S_)
+        erase = load_tile(a_tilde + block * C * K, rows, keys, K, C, K)
+        read = load_tile(q_tilde + block * C * K, rows, keys, K, C, K)
+        write = load_tile(u + place * V, rows, columns, H * V, left, V).to(tl.float32)
+        write -= tl.dot(erase, S_, input_precision=PRECISION)
+        T_ = load_tile(T + block * C * C, rows, rows, C, C, C)
+        R_ = tl.dot(T_, write.to(dtype), input_precision=PRECISION).to(dtype)
+        P_ = load_tile(P + block * C * C, rows, rows, C, C, C)
+        out = tl.dot(P_, R_, input_precision=PRECISION)
+        out = tl.dot(read, S_, acc=out, input_precision=PRECISION)
+        store_tile(o + place * V, rows, columns, H * V, left, V, out)
+        if SAVE:
+            store_tile(R + block * C * V, rows, columns, V, C, V, R_)
+        decay = tl.load(gamma + block * K + keys, mask=keys < K, other=0.0)
+        k_ = load_tile(k_bar + block * C * K, rows, keys, K, C, K)
+        S = tl.dot(tl.trans(k_), R_, acc=S * decay[:, None], input_precision=PRECISION)
+    store_tile(final_state + state, keys, columns, V, K, V, S)

@@ -1,0 +1,212 @@
+"""The kernels as the op's forward and backward: memory, grids, settings."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..packing import chunk_bound, sequence_count
+from ..precision import compute_dtype
+from .backward import chunk_gradients, pair_gradients, state_gradients
+from .forward import chunk_states, chunk_terms
+from .step import decode_step
+from .tuning import CHUNK, Config, config
+
+LEVELS = CHUNK.bit_length() - 1
+
+
+class ChunkTable(NamedTuple):
+    """Which sequence every chunk belongs to, made on the device: nothing waits for `cu_seqlens`."""
+
+    tokens: int  # of each sequence, unless packed
+    offsets: Tensor | None  # [N + 1]
+    sequence_of: Tensor | None  # [chunks], those past the last sequence's end included
+    chunk_offsets: Tensor | None  # [N] first chunk of every sequence
+    chunks: int
+
+    @staticmethod
+    def of(q: Tensor, cu_seqlens: Tensor | None) -> ChunkTable:
+        batch, tokens = q.shape[:2]
+        chunks = chunk_bound(batch, tokens, sequence_count(q, cu_seqlens), CHUNK, cu_seqlens is not None)
+        if cu_seqlens is None:
+            return ChunkTable(tokens, None, None, None, chunks)
+        ends = (cu_seqlens.diff() + (CHUNK - 1)).div(CHUNK, rounding_mode="floor").cumsum(0)
+        every = torch.arange(chunks, device=q.device, dtype=ends.dtype)
+        sequence_of = torch.searchsorted(ends, every, right=True).clamp_(max=ends.shape[0] - 1)
+        return ChunkTable(tokens, cu_seqlens, sequence_of, torch.nn.functional.pad(ends[:-1], (1, 0)), chunks)
+
+
+class Shapes(NamedTuple):
+    """The constants every kernel is compiled for."""
+
+    H: int
+    K: int
+    V: int
+    G_WIDTH: int
+    PACKED: bool
+    PRECISION: str
+
+    @staticmethod
+    def of(q: Tensor, u: Tensor, g: Tensor | None, cu_seqlens: Tensor | None) -> Shapes:
+        # Matrix units round float32 to ten bits unless asked for three products: what float32 inputs are owed.
+        precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
+        width = 0 if g is None else g.shape[-1]
+        return Shapes(q.shape[2], q.shape[3], u.shape[3], width, cu_seqlens is not None, precision)
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
+
+
+class Terms(NamedTuple):
+    """What `chunk_terms` writes."""
+
+    a_tilde: Tensor
+    q_tilde: Tensor
+    k_bar: Tensor
+    gamma: Tensor
+    P: Tensor
+    T: Tensor
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    a: Tensor,
+    u: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    save: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Outputs [B, T, H, V], final state [N, H, K, V], and (if `save`) what the backward starts from."""
+    q, k, a, u = (x.contiguous() for x in (q, k, a, u))
+    g = None if g is None else g.contiguous()
+    initial_state = None if initial_state is None else initial_state.contiguous()
+    shapes, table = Shapes.of(q, u, g, cu_seqlens), ChunkTable.of(q, cu_seqlens)
+    sequences = sequence_count(q, cu_seqlens)
+    *terms, starts, R = saved_like(q, u, cu_seqlens, states=save)
+    o, final_state = torch.empty_like(u), _states(q, u, sequences)
+    setting = _setting("chunk_terms", q, u)
+    if table.chunks:
+        chunk_terms[(table.chunks * shapes.H,)](
+            *(q, k, a, g, *terms),
+            *(table.tokens, table.offsets, table.sequence_of, table.chunk_offsets, scale),
+            **shapes.pick("H", "K", "G_WIDTH", "PACKED", "PRECISION"),
+            **_constants(setting, "BK"),
+            LEVELS=LEVELS,
+        )
+    setting = _setting("chunk_states", q, u)
+    chunk_states[(sequences * shapes.H * -(-shapes.V // setting.BV),)](
+        *(*terms, u, initial_state, o, final_state, starts, R),
+        *(table.tokens, table.offsets, table.chunk_offsets),
+        **shapes.pick("H", "K", "V", "PACKED", "PRECISION"),
+        **_constants(setting, "BK", "BV"),
+        HAS_STATE=initial_state is not None,
+        SAVE=save,
+    )
+    return o, final_state, [*terms, starts, R] if save else []
+
+
+def backward(
+    do: Tensor,
+    dstate: Tensor,
+    q: Tensor,
+    k: Tensor,
+    a: Tensor,
+    u: Tensor,
+    g: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    saved: list[Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, a, u, g (empty without one) and of the initial state."""
+    q, k, a, do, dstate = (x.contiguous() for x in (q, k, a, do, dstate))
+    g = None if g is None else g.contiguous()
+    shapes, table = Shapes.of(q, u, g, cu_seqlens), ChunkTable.of(q, cu_seqlens)
+    *terms, starts, R = saved
+    dq, dk, da, du = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, a, u))
+    d_initial, d_ends = torch.empty_like(dstate), torch.empty_like(starts)
+
+    setting = _setting("state_gradients", q, u)
+    lanes = dstate.shape[0] * shapes.H
+    state_gradients[(lanes * -(-shapes.V // setting.BV),)](
+        *(*terms, do, dstate, du, d_initial, d_ends),
+        *(table.tokens, table.offsets, table.chunk_offsets),
+        **shapes.pick("H", "K", "V", "PACKED", "PRECISION"),
+        **_constants(setting, "BK", "BV"),
+    )
+    dP, dA = (torch.empty_like(terms[-1]) for _ in range(2))
+    tiles = -(-shapes.K // _setting("chunk_gradients", q, u).BK)
+    dg = _decay_gradient(q, g, tiles)
+    if table.chunks:
+        setting = _setting("pair_gradients", q, u)
+        pair_gradients[(table.chunks * shapes.H,)](
+            *(do, du, R, dP, dA),
+            *(table.tokens, table.offsets, table.sequence_of, table.chunk_offsets),
+            **shapes.pick("H", "V", "PACKED", "PRECISION"),
+            **_constants(setting, "BV"),
+        )
+        setting = _setting("chunk_gradients", q, u)
+        chunk_gradients[(table.chunks * shapes.H * tiles,)](
+            *(q, k, a, g, do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg),
+            *(table.tokens, q.shape[0] * q.shape[1]),
+            *(table.offsets, table.sequence_of, table.chunk_offsets, scale),
+            **shapes.pick("H", "K", "V", "G_WIDTH", "PACKED", "PRECISION"),
+            **_constants(setting, "BK", "BV"),
+            LEVELS=LEVELS,
+        )
+    if g is not None and shapes.G_WIDTH == 1 and shapes.K != 1:
+        dg = dg.sum(0).unsqueeze(-1)
+    return dq, dk, da, du, dg if g is None else dg.to(g.dtype), d_initial
+
+
+def step(
+    q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float, new_state: Tensor
+) -> Tensor:
+    """One token: q, k, a [B, H, K], u [B, H, V], state [B, H, K, V] → o. Writes `new_state`, which may be `state`."""
+    q, k, a, u = (x.contiguous() for x in (q, k, a, u))
+    g = None if g is None else g.contiguous()
+    lanes, (K, V) = q.shape[0] * q.shape[1], state.shape[2:]
+    o, setting = torch.empty_like(u), _setting("decode_step", q, u)
+    if lanes:
+        decode_step[(lanes * -(-V // setting.BV),)](
+            *(q, k, a, u, g, state, o, new_state, scale),
+            **{"K": K, "V": V, "G_WIDTH": 0 if g is None else g.shape[-1], "BK": setting.BK, "BV": setting.BV},
+            **{"num_warps": setting.num_warps, "num_stages": setting.num_stages},
+        )
+    return o
+
+
+def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None, states: bool = True) -> list[Tensor]:
+    """Uninitialised memory for what `chunk_terms` writes and, if `states`, every chunk's start state and R."""
+    (batch, tokens, H, K), V = q.shape, u.shape[-1]
+    chunks = chunk_bound(batch, tokens, sequence_count(q, cu_seqlens), CHUNK, cu_seqlens is not None)
+    rows = [q.new_empty(chunks, H, CHUNK, K) for _ in range(3)]
+    gamma = q.new_empty(chunks, H, K, dtype=torch.float32)
+    squares = [q.new_empty(chunks, H, CHUNK, CHUNK) for _ in range(2)]
+    kept = chunks if states else 0
+    return [*rows, gamma, *squares, q.new_empty(kept, H, K, V), q.new_empty(kept, H, CHUNK, V)]
+
+
+def _decay_gradient(q: Tensor, g: Tensor | None, tiles: int) -> Tensor:
+    if g is None:
+        return q.new_empty(0)
+    if g.shape[-1] == q.shape[-1]:
+        return torch.empty_like(g)
+    return q.new_empty(tiles, *q.shape[:3], dtype=torch.float32)
+
+
+def _states(q: Tensor, u: Tensor, sequences: int) -> Tensor:
+    return q.new_empty(sequences, *q.shape[2:], u.shape[-1], dtype=compute_dtype(q.dtype))
+
+
+def _setting(kernel: str, q: Tensor, u: Tensor) -> Config:
+    return config(kernel, q.element_size(), q.shape[-1], u.shape[-1])
+
+
+def _constants(setting: Config, *names: str) -> dict[str, int]:
+    tiles = {name: getattr(setting, name) for name in names}
+    return tiles | {"C": CHUNK, "num_warps": setting.num_warps, "num_stages": setting.num_stages}

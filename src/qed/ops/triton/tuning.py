@@ -1,0 +1,44 @@
+"""Checked-in launch settings. No search at run time: the first call compiles four kernels and runs.
+
+A setting depends on the kernel, the width of a number and the widths of keys and values, never on the batch or the
+length: results do not depend on what else is in a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHUNK = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """BK and BV: columns of keys and values one program works on."""
+
+    BK: int
+    BV: int
+    num_warps: int
+    num_stages: int
+
+
+def power_of_two(width: int) -> int:
+    """The smallest tile a matrix product takes that holds `width` columns."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def config(kernel: str, bytes_each: int, K: int, V: int) -> Config:
+    """The setting of one kernel; `bytes_each` is the size of one input number."""
+    K, V = power_of_two(K), power_of_two(V)
+    wide = bytes_each == 4
+    if kernel == "chunk_terms":
+        return Config(BK=min(K, 32 if wide else 64), BV=0, num_warps=8, num_stages=1)
+    if kernel in ("chunk_states", "state_gradients"):
+        BV = min(V, 16 if wide or K > 128 else 64)
+        return Config(BK=K, BV=BV, num_warps=4, num_stages=1 if wide else 2)
+    if kernel == "pair_gradients":
+        return Config(BK=0, BV=min(V, 32 if wide else 64), num_warps=4, num_stages=1)
+    if kernel == "chunk_gradients":
+        return Config(BK=min(K, 32 if wide else 64), BV=min(V, 32 if wide else 64), num_warps=8, num_stages=1)
+    if kernel == "decode_step":
+        return Config(BK=K, BV=min(V, 16), num_warps=1 if K < 128 else 2, num_stages=1)
+    raise KeyError(kernel)
