@@ -39,7 +39,9 @@ class Recorder:
     """Stands in for a kernel in the launcher and keeps the arguments it would be launched with."""
 
     def __init__(self, kernel: Any):
-        self.kernel, self.args, self.options = kernel, (), {}
+        self.kernel = kernel
+        self.args: tuple[Any, ...] = ()
+        self.options: dict[str, Any] = {}
 
     def __getitem__(self, grid: object) -> Any:
         def record(*args: Any, **options: Any) -> None:
@@ -49,7 +51,7 @@ class Recorder:
 
     def compile(self, arch: int) -> Any:
         given = dict(zip(self.kernel.arg_names, self.args, strict=False)) | self.options
-        launch_options = {name: given.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in given}
+        launch_options = {name: given.pop(name) for name in ("num_warps", "num_stages")}
         signature, constants, attributes = {}, {}, {}
         for i, name in enumerate(self.kernel.arg_names):
             x = given[name]
@@ -76,7 +78,7 @@ def record(dtype: torch.dtype, width: int, packed: bool = False) -> dict[str, Re
     g, state = torch.empty(2, 128, 6, width), torch.empty(2, 6, width, width)
     _, _, saved = launch.forward(q, k, a, u, g, state, None, 0.5, True)
     launch.backward(do, state, q, k, a, u, g, None, 0.5, saved)
-    launch.step(*(x[:, 0] for x in (q, k, a, u, g)), state, 0.5, state)
+    launch.step(q[:, 0], k[:, 0], a[:, 0], u[:, 0], g[:, 0], state, 0.5, state)
     for name, recorder in found.items():
         setattr(launch, name, recorder.kernel)
     return found
@@ -99,7 +101,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--width", type=int, default=128)
     options = parser.parse_args()
-    table = Table("kernel", "tile", "warps", "registers", "shared KiB", "spill stores", "HGMMA", "HMMA", "compiled in s")
+    table = Table("kernel", "tile", "warps", "registers", "shared KiB", "spill stores", "HGMMA", "HMMA", "seconds")
     table.title = f"sm_{options.arch}, Triton {triton.__version__}, {options.dtype}, K = V = {options.width}"
     for name, recorder in record(getattr(torch, options.dtype), options.width).items():
         start = time.perf_counter()

@@ -1,7 +1,13 @@
-"""Settings for every test: one thread per worker, and property tests that draw the same examples each time."""
+"""Settings for every test: one thread per worker, property tests that draw the same examples each time, and, where
+there is no GPU, Triton's interpreter, which runs the kernels on CPU tensors."""
+
+import os
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(

@@ -98,6 +98,7 @@ def over_budget(
     *,
     impl: str,
     dtype: torch.dtype,
+    products: torch.dtype | None = None,
     scale: float = 1.0,
     cu_seqlens: Tensor | None = None,
 ) -> dict[str, tuple[float, float]]:
@@ -106,12 +107,13 @@ def over_budget(
 
     The truth is the float64 loop. The budget is BUDGET_FACTOR times the larger of two errors: that of the loop in
     `dtype` itself (for float64: of the float32 loop, carried over to float64's rounding), and what one rounding of
-    the inputs does to the truth, which says how ill-conditioned the problem is.
+    the inputs does to the truth, which says how ill-conditioned the problem is: a rounding of the arithmetic or, for
+    a form whose matrix products take operands of `products`, one of theirs.
     """
     rounding, narrower = torch.finfo(dtype).eps, torch.float32 if dtype == torch.float64 else dtype
     rounded = _cast(_cast(inputs, dtype), torch.float64)
     random = torch.Generator().manual_seed(2)
-    nudge = torch.finfo(compute_dtype(dtype)).eps
+    nudge = torch.finfo(products or compute_dtype(dtype)).eps
     nudged = {
         name: None
         if x is None
@@ -131,7 +133,7 @@ def over_budget(
     for name, x in actual.items():
         own = relative_error(loop[name], truth[name]) * (rounding / torch.finfo(narrower).eps)
         conditioning = relative_error(conditioned[name], truth[name])
-        budget = max(BUDGET_FACTOR * max(own, conditioning), BUDGET_FLOOR * nudge)
+        budget = max(BUDGET_FACTOR * max(own, conditioning), BUDGET_FLOOR * torch.finfo(compute_dtype(dtype)).eps)
         error = relative_error(x, truth[name])
         if not error <= budget:
             over[name] = (error, budget)

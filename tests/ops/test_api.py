@@ -15,7 +15,7 @@ from qed.testing import Case
 SIGNATURES = {
     erase_write: "(q, k, a, u, g=None, *, scale=1.0, initial_state=None, cu_seqlens=None, impl='auto')",
     explain: "(q, k, a, u, g=None, *, scale=1.0, initial_state=None, cu_seqlens=None, impl='auto')",
-    erase_write_step: "(q, k, a, u, g=None, *, state, scale=1.0, impl='auto')",
+    erase_write_step: "(q, k, a, u, g=None, *, state, scale=1.0, inplace=False, impl='auto')",
     qed_attention: "(q, k, v, g, b, w, strength, *, normalize_qk=True, gate=True, project=True, direction=None, "
     "scale=1.0, initial_state=None, cu_seqlens=None, impl='auto')",
 }
@@ -48,7 +48,8 @@ def test_explain_computes_nothing_and_checks_its_arguments() -> None:
         explain(**(inputs | {"k": inputs["k"][:, 1:]}))
 
 
-def test_triton_on_cpu_raises_and_does_not_fall_back() -> None:
+def test_triton_on_cpu_raises_and_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qed.ops.forms._TRITON_INTERPRETS", False)
     inputs = Case(tokens=1).inputs()
     with pytest.raises(RuntimeError, match="impl='triton' cannot run here: it needs CUDA tensors, and q is on cpu"):
         erase_write(**inputs, impl="triton")

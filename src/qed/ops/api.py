@@ -86,7 +86,9 @@ def erase_write_step(
     if not torch.compiler.is_compiling():
         check_values(g, state, None, 1, "state")
     if inplace and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, a, u, g, state)):
-        raise RuntimeError("inplace=True cannot be differentiated: the backward needs the old state; use torch.no_grad()")
+        raise RuntimeError(
+            "inplace=True cannot be differentiated: the gradient needs the old state; use torch.no_grad()"
+        )
     if form == "triton":
         if not inplace:
             return step_triton(q, k, a, u, g, state, float(scale))

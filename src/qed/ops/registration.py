@@ -169,9 +169,11 @@ def _step_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _step_backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
     """One token is cheap: run it again in torch, and let autograd go back through that."""
-    leaves = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
+    leaves: list[Any] = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
     with torch.enable_grad():
-        outputs = chunkwise.step(*(None if x is None else x.float() for x in leaves), ctx.scale)
+        q, k, a, u, g, state = leaves
+        g = None if g is None else g.float()
+        outputs = chunkwise.step(q.float(), k.float(), a.float(), u.float(), g, state, ctx.scale)
     wanted = [x for x in leaves if x is not None]
     found = iter(torch.autograd.grad(outputs, wanted, (do.float(), dstate)))
     return (*(None if x is None else next(found) for x in leaves), None)

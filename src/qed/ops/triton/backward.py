@@ -1,9 +1,10 @@
 """Three kernels for the backward: the gradient of the states, last chunk first; then the rest, chunk by chunk.
 
-    state_gradients   E = Tᵀ(Pᵀ dO + k̄ dS) = dU    dS₀ = γ_C dS + q̃ᵀ dO − ãᵀ E   grid: columns of V × (sequences × heads)
-    pair_gradients    dP = dO Rᵀ    dA = −E Rᵀ                                     grid: chunks × heads
+    state_gradients   E = Tᵀ(Pᵀ dO + k̄ dS) = dU    dS₀ = γ_C dS + q̃ᵀ dO − ãᵀ E
+                                                                        grid: columns of V × (sequences × heads)
+    pair_gradients    dP = dO Rᵀ    dA = −E Rᵀ                          grid: chunks × heads
     chunk_gradients   dq̃ = dO S₀ᵀ   dã = −E S₀ᵀ   dk̄ = R dSᵀ; these and the pairs' gradients carried on to q, k, a
-                      and g                                                        grid: chunks × heads × columns of K
+                      and g                                             grid: chunks × heads × columns of K
 
 The gradient of g is a sum over all products that a step's decay is a factor of. Each factor exp(G_i − G_j) gives +z to
 G_i and −z to G_j, and g collects from its own token to the chunk's end. What cancels there, cancels exactly only if the
@@ -15,11 +16,12 @@ import triton.language as tl
 
 from .tiles import (
     chunk_place,
-    level_factor,
-    level_pairs,
+    flat,
+    level_factors,
+    load_blocks,
     load_tile,
-    running_decay,
     sequence_place,
+    step_decays,
     store_tile,
 )
 
@@ -68,7 +70,7 @@ def state_gradients(
 @triton.jit
 def pair_gradients(
     do, E, R,  # in; E is du
-    dP, dA,  # out: [chunks, H, C, C], of which what lies above the diagonal means nothing
+    d_pairs,  # out: [chunks, H, C, C], dP up to the diagonal and dAᵀ above it
     tokens, offsets, sequence_of, chunk_offsets,
     H: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr,
     C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
@@ -80,26 +82,27 @@ def pair_gradients(
     place = start * H + h
     block = chunk.to(tl.int64) * H + h
     rows = tl.arange(0, C)
-    dP_ = tl.zeros((C, C), tl.float32)
-    dA_ = tl.zeros((C, C), tl.float32)
+    dP = tl.zeros((C, C), tl.float32)
+    minus_dA_T = tl.zeros((C, C), tl.float32)
     for first in tl.static_range(0, V, BV):
         columns = first + tl.arange(0, BV)
-        R_ = tl.trans(load_tile(R + block * C * V, rows, columns, V, C, V))
+        R_ = load_tile(R + block * C * V, rows, columns, V, C, V)
         dO_ = load_tile(do + place * V, rows, columns, H * V, length, V)
-        dP_ = tl.dot(dO_, R_, acc=dP_, input_precision=PRECISION)
         E_ = load_tile(E + place * V, rows, columns, H * V, length, V)
-        dA_ = tl.dot(E_, R_, acc=dA_, input_precision=PRECISION)
-    store_tile(dP + block * C * C, rows, rows, C, C, C, dP_)
-    store_tile(dA + block * C * C, rows, rows, C, C, C, -dA_)
+        dP = tl.dot(dO_, tl.trans(R_), acc=dP, input_precision=PRECISION)
+        minus_dA_T = tl.dot(R_, tl.trans(E_), acc=minus_dA_T, input_precision=PRECISION)
+    found = tl.where(rows[:, None] >= rows[None, :], dP, -minus_dA_T)
+    store_tile(d_pairs + block * C * C, rows, rows, C, C, C, found)
 
 
 @triton.jit
 def chunk_gradients(
-    q, k, a, g, do, E, R, starts, d_ends, dP, dA,  # in; E is du
+    q, k, a, g, do, E, R, starts, d_ends, d_pairs,  # in; E is du
     dq, dk, da, dg,  # out; dg [tokens, H, K], or one sum for every tile of K [tiles, tokens, H] if G_WIDTH is 1
     tokens, all_tokens, offsets, sequence_of, chunk_offsets, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr, PACKED: tl.constexpr,
     C: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    DIAGONAL: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (K + BK - 1) // BK
     tile, chunk_and_head = tl.program_id(0) % TILES, tl.program_id(0) // TILES
@@ -122,58 +125,79 @@ def chunk_gradients(
         columns = first + tl.arange(0, BV)
         S = load_tile(starts + block * K * V, keys, columns, V, K, V)
         dS = load_tile(d_ends + block * K * V, keys, columns, V, K, V)
-        d_gamma += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
         dO_ = load_tile(do + place * V, rows, columns, H * V, length, V)
-        dq_ = tl.dot(dO_, tl.trans(S), acc=dq_, input_precision=PRECISION)
         E_ = load_tile(E + place * V, rows, columns, H * V, length, V)
-        da_ = tl.dot(E_, tl.trans(S), acc=da_, input_precision=PRECISION)
         R_ = load_tile(R + block * C * V, rows, columns, V, C, V)
+        dq_ = tl.dot(dO_, tl.trans(S), acc=dq_, input_precision=PRECISION)
+        da_ = tl.dot(E_, tl.trans(S), acc=da_, input_precision=PRECISION)
         dk_ = tl.dot(R_, tl.trans(dS), acc=dk_, input_precision=PRECISION)
+        d_gamma += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
 
-    G = running_decay(g, place, rows, keys, length, H, K, G_WIDTH)
-    G_C = tl.sum(tl.where(i == C - 1, G, 0.0), 0)
-    gamma = tl.exp2(G)
-    k_ = load_tile(k + place * K, rows, keys, H * K, length, K)
-    a_ = load_tile(a + place * K, rows, keys, H * K, length, K)
-    q_ = load_tile(q + place * K, rows, keys, H * K, length, K)
-    dq_ *= gamma * scale
-    da_ *= -gamma
-    dk_ *= tl.exp2(G_C[None, :] - G)
-    ends = k_ * dk_  # each key's decay to the chunk's end is one to G_C, less one to its own token
-    d_total = d_gamma * tl.exp2(G_C) + tl.sum(ends, 0)
-    dG = q_ * dq_ + a_ * da_ - ends + tl.where(i == C - 1, d_total[None, :], 0.0)
+    each = step_decays(g, place, rows, keys, length, H, K, G_WIDTH, SUB)
+    within, total = tl.cumsum(each, 1), tl.sum(each, 1)  # from a sub-block's start; over all of it
+    upto = tl.cumsum(total, 0)  # over all sub-blocks up to this one's end
+    whole = tl.sum(total, 0)
 
-    # What the pairs give: the diagonal, where nothing decays, then level by level.
-    diagonal = tl.load(dP + block * C * C + rows * (C + 1)).to(tl.float32)[:, None] * scale
-    dq_ += diagonal * k_
-    dk_ += diagonal * q_
+    # Rows decayed from their sub-block's start and keys to its end, and the gradients of those.
+    q_row = load_blocks(q + place * K, rows, keys, H * K, length, K, SUB) * scale * tl.exp2(within)
+    a_row = load_blocks(a + place * K, rows, keys, H * K, length, K, SUB) * tl.exp2(within)
+    k_column = load_blocks(k + place * K, rows, keys, H * K, length, K, SUB) * tl.exp2(total[:, None, :] - within)
+    before, after = tl.exp2(upto - total)[:, None, :], tl.exp2(whole[None, :] - upto)[:, None, :]
+    dq_ = tl.reshape(dq_, each.shape) * before
+    da_ = tl.reshape(da_, each.shape) * -before
+    dk_ = tl.reshape(dk_, each.shape) * after
+    ends = k_column * dk_  # each key's decay to the chunk's end is one to its last token, less one to its own
+    dG = q_row * dq_ + a_row * da_ - ends
+    d_whole = d_gamma * tl.exp2(whole) + tl.sum(tl.sum(ends, 1), 0)
+    square = tl.load(d_pairs + block * C * C + i * C + j)  # masked afterwards: a masked load is a narrow one
     for level in range(LEVELS):
-        factor = level_factor(G, level)
-        square = block * C * C + i * C + j
-        here = level_pairs(i, j, level)
-        k_column = (k_ * factor).to(dtype)
-        q_row = (q_ * (factor * scale)).to(dtype)
-        dP_ = tl.load(dP + square, mask=here, other=0.0)
-        dq_row = tl.dot(dP_, k_column, input_precision=PRECISION)
-        dG += q_row * dq_row
-        dq_ += dq_row * (factor * scale)
-        dk_column = tl.dot(tl.trans(dP_), q_row, input_precision=PRECISION)
-        a_row = (a_ * factor).to(dtype)
-        dA_ = tl.load(dA + square, mask=here, other=0.0)
-        da_row = tl.dot(dA_, k_column, input_precision=PRECISION)
-        dG += a_row * da_row
-        da_ += da_row * factor
-        dk_column = tl.dot(tl.trans(dA_), a_row, acc=dk_column, input_precision=PRECISION)
-        dG -= k_column * dk_column
-        dk_ += dk_column * factor
+        row, column = level_factors(total, upto, level)
+        same = (i // SUB >> level + 1) == (j // SUB >> level + 1)
+        dP, dA_T = tl.where(same & (i > j), square, 0.0), tl.where(same & (i < j), square, 0.0)
+        k_hat = flat(k_column * column).to(dtype)
+        q_hat, a_hat = flat(q_row * row).to(dtype), flat(a_row * row).to(dtype)
+        dq_hat = tl.reshape(tl.dot(dP, k_hat, input_precision=PRECISION), each.shape)
+        da_hat = tl.reshape(tl.dot(tl.trans(dA_T), k_hat, input_precision=PRECISION), each.shape)
+        dk_hat = tl.dot(tl.trans(dP), q_hat, input_precision=PRECISION)
+        dk_hat = tl.reshape(tl.dot(dA_T, a_hat, acc=dk_hat, input_precision=PRECISION), each.shape)
+        # Rows of first halves and columns of second ones have had products too: a factor of zero takes them out.
+        dq_ += dq_hat * row
+        da_ += da_hat * row
+        dk_ += dk_hat * column
+        dG += tl.reshape(q_hat, each.shape) * dq_hat + tl.reshape(a_hat, each.shape) * da_hat
+        dG -= tl.reshape(k_hat, each.shape) * dk_hat
+    dq_ *= tl.exp2(within)
+    da_ *= tl.exp2(within)
+    dk_ *= tl.exp2(total[:, None, :] - within)
+
+    # Pairs in one sub-block, with its middle as reference. q, k and a are loaded anew, and the barrier keeps the
+    # compiler from holding on to them instead: registers are short.
+    tl.debug_barrier()
+    centre = within - 0.5 * total[:, None, :]
+    up, down = tl.exp2(-centre), tl.exp2(centre)
+    same = i // SUB == j // SUB
+    dP = tl.where(same & (i >= j), square, 0.0).to(DIAGONAL)
+    dA_T = tl.where(same & (i < j), square, 0.0).to(DIAGONAL)
+    k_hat = flat(load_blocks(k + place * K, rows, keys, H * K, length, K, SUB) * up).to(DIAGONAL)
+    q_hat = flat(load_blocks(q + place * K, rows, keys, H * K, length, K, SUB) * scale * down).to(DIAGONAL)
+    a_hat = flat(load_blocks(a + place * K, rows, keys, H * K, length, K, SUB) * down).to(DIAGONAL)
+    dq_hat = tl.reshape(tl.dot(dP, k_hat, input_precision=PRECISION), each.shape)
+    da_hat = tl.reshape(tl.dot(tl.trans(dA_T), k_hat, input_precision=PRECISION), each.shape)
+    dk_hat = tl.dot(tl.trans(dP), q_hat, input_precision=PRECISION)
+    dk_hat = tl.reshape(tl.dot(dA_T, a_hat, acc=dk_hat, input_precision=PRECISION), each.shape)
+    dq_ = flat(dq_ + dq_hat * down) * scale
+    da_ = flat(da_ + da_hat * down)
+    dk_ = flat(dk_ + dk_hat * up)
+    dG += tl.reshape(q_hat, each.shape) * dq_hat + tl.reshape(a_hat, each.shape) * da_hat
+    dG -= tl.reshape(k_hat, each.shape) * dk_hat
 
     store_tile(dq + place * K, rows, keys, H * K, length, K, dq_)
     store_tile(da + place * K, rows, keys, H * K, length, K, da_)
     store_tile(dk + place * K, rows, keys, H * K, length, K, dk_)
     if G_WIDTH > 0:
-        each = tl.cumsum(dG, 0, reverse=True)
+        dg_ = tl.cumsum(flat(dG), 0, reverse=True) + d_whole[None, :]
         if G_WIDTH == 1:
             where = dg + (tile.to(tl.int64) * all_tokens * H + place) + rows.to(tl.int64) * H
-            tl.store(where, tl.sum(each, 1), mask=rows < length)
+            tl.store(where, tl.sum(dg_, 1), mask=rows < length)
         else:
-            store_tile(dg + place * K, rows, keys, H * K, length, K, each)
+            store_tile(dg + place * K, rows, keys, H * K, length, K, dg_)

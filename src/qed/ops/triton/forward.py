@@ -9,7 +9,16 @@
 import triton
 import triton.language as tl
 
-from .tiles import chunk_place, inverse, level_factor, level_pairs, load_tile, running_decay, sequence_place, store_tile
+from .tiles import (
+    chunk_place,
+    flat,
+    inverse,
+    level_factors,
+    load_tile,
+    sequence_place,
+    step_decays,
+    store_tile,
+)
 
 
 @triton.jit
@@ -18,7 +27,8 @@ def chunk_terms(
     a_tilde, q_tilde, k_bar, gamma, P, T,  # out: [chunks, H, C, K] three times, [chunks, H, K], [chunks, H, C, C] twice
     tokens, offsets, sequence_of, chunk_offsets, scale,
     H: tl.constexpr, K: tl.constexpr, G_WIDTH: tl.constexpr, PACKED: tl.constexpr,
-    C: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, LOG_C: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    DIAGONAL: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     chunk, h = tl.program_id(0) // H, tl.program_id(0) % H
     start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
@@ -30,34 +40,48 @@ def chunk_terms(
     i, j = rows[:, None], rows[None, :]
     dtype = q.dtype.element_ty
 
-    # q, k and a are loaded anew wherever they are used: registers are short, and they are near by then.
     pairs_a = tl.zeros((C, C), tl.float32)
     pairs_q = tl.zeros((C, C), tl.float32)
-    for first in tl.static_range(0, K, BK):
+    for first in range(0, K, BK):
         columns = first + tl.arange(0, BK)
-        G = running_decay(g, place, rows, columns, length, H, K, G_WIDTH)
-        G_C = tl.sum(tl.where(i == C - 1, G, 0.0), 0)  # padding decays no further: the last row is the last token's
-        tl.store(gamma + block * K + columns, tl.exp2(G_C), mask=columns < K)
+        # Loads first, one behind the other, and only then what waits for them.
         k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
-        store_tile(k_bar + block * C * K, rows, columns, K, C, K, k_ * tl.exp2(G_C[None, :] - G))
-        decay = tl.exp2(G)
-        q_ = load_tile(q + place * K, rows, columns, H * K, length, K).to(tl.float32) * scale
-        store_tile(q_tilde + block * C * K, rows, columns, K, C, K, q_ * decay)
-        pairs_q += tl.where(i == j, tl.sum(q_ * k_, 1)[:, None], 0.0)
         a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
-        store_tile(a_tilde + block * C * K, rows, columns, K, C, K, a_ * decay)
+        q_ = load_tile(q + place * K, rows, columns, H * K, length, K)
+        each = step_decays(g, place, rows, columns, length, H, K, G_WIDTH, SUB)
+        within, total = tl.cumsum(each, 1), tl.sum(each, 1)  # from a sub-block's start; over all of it
+        upto = tl.cumsum(total, 0)  # over all sub-blocks up to this one's end
+        whole = tl.sum(total, 0)
+        tl.store(gamma + block * K + columns, tl.exp2(whole), mask=columns < K)
+
+        # Pairs in one sub-block, with its middle as reference: no factor is beyond exp(±80).
+        centre = flat(within - 0.5 * total[:, None, :])
+        same = (i // SUB) == (j // SUB)
+        up = tl.trans((k_ * tl.exp2(-centre)).to(DIAGONAL))
+        down = tl.exp2(centre)
+        found = tl.dot((a_ * down).to(DIAGONAL), up, input_precision=PRECISION)
+        pairs_a += tl.where(same & (i > j), found, 0.0)
+        found = tl.dot((q_ * (down * scale)).to(DIAGONAL), up, input_precision=PRECISION)
+        pairs_q += tl.where(same & (i >= j), found, 0.0)
+
+        # Rows decayed from their sub-block's start, keys to its end; a factor for every sub-block does the rest.
+        decay = tl.exp2(within)
+        a_ = tl.reshape(a_, each.shape) * decay
+        q_ = tl.reshape(q_, each.shape) * (decay * scale)
+        k_ = tl.reshape(k_, each.shape) * tl.exp2(total[:, None, :] - within)
+        before = tl.exp2(upto - total)[:, None, :]
+        store_tile(a_tilde + block * C * K, rows, columns, K, C, K, flat(a_ * before))
+        store_tile(q_tilde + block * C * K, rows, columns, K, C, K, flat(q_ * before))
+        store_tile(k_bar + block * C * K, rows, columns, K, C, K, flat(k_ * tl.exp2(whole[None, :] - upto)[:, None, :]))
         for level in range(LEVELS):
-            factor = level_factor(G, level)
-            here = level_pairs(i, j, level)
-            k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
-            keys = tl.trans((k_ * factor).to(dtype))
-            a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
-            pairs_a += tl.where(here, tl.dot((a_ * factor).to(dtype), keys, input_precision=PRECISION), 0.0)
-            q_ = load_tile(q + place * K, rows, columns, H * K, length, K).to(tl.float32) * scale
-            pairs_q += tl.where(here, tl.dot((q_ * factor).to(dtype), keys, input_precision=PRECISION), 0.0)
+            row, column = level_factors(total, upto, level)
+            keys = tl.trans(flat(k_ * column).to(dtype))
+            same = (i // SUB >> level + 1) == (j // SUB >> level + 1)
+            pairs_a += tl.where(same, tl.dot(flat(a_ * row).to(dtype), keys, input_precision=PRECISION), 0.0)
+            pairs_q += tl.where(same, tl.dot(flat(q_ * row).to(dtype), keys, input_precision=PRECISION), 0.0)
 
     store_tile(P + block * C * C, rows, rows, C, C, C, pairs_q)
-    store_tile(T + block * C * C, rows, rows, C, C, C, inverse(pairs_a, C, LEVELS, PRECISION))
+    store_tile(T + block * C * C, rows, rows, C, C, C, inverse(pairs_a, C, LOG_C, PRECISION))
 
 
 @triton.jit
@@ -75,10 +99,9 @@ def chunk_states(
     rows, keys, columns = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     dtype = u.dtype.element_ty
     state = lane.to(tl.int64) * K * V
+    S = tl.zeros((BK, BV), tl.float32)
     if HAS_STATE:
         S = load_tile(initial_state + state, keys, columns, V, K, V)
-    else:
-        S = tl.zeros((BK, BV), tl.float32)
 
     for c in range(tl.cdiv(length, C)):
         block = (first + c) * H + h

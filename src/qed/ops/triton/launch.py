@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from ..packing import chunk_bound, sequence_count
@@ -14,7 +15,7 @@ from .forward import chunk_states, chunk_terms
 from .step import decode_step
 from .tuning import CHUNK, Config, config
 
-LEVELS = CHUNK.bit_length() - 1
+LOG_CHUNK = CHUNK.bit_length() - 1
 
 
 class ChunkTable(NamedTuple):
@@ -47,13 +48,22 @@ class Shapes(NamedTuple):
     G_WIDTH: int
     PACKED: bool
     PRECISION: str
+    DIAGONAL: tl.dtype
+    SUB: int
+    LEVELS: int
 
     @staticmethod
     def of(q: Tensor, u: Tensor, g: Tensor | None, cu_seqlens: Tensor | None) -> Shapes:
         # Matrix units round float32 to ten bits unless asked for three products: what float32 inputs are owed.
         precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
+        # Factors up to exp(±80) are beyond float16.
+        diagonal = tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float32
         width = 0 if g is None else g.shape[-1]
-        return Shapes(q.shape[2], q.shape[3], u.shape[3], width, cu_seqlens is not None, precision)
+        sub = 8 if q.dtype == torch.float32 else 16
+        levels = (CHUNK // sub).bit_length() - 1
+        return Shapes(
+            q.shape[2], q.shape[3], u.shape[3], width, cu_seqlens is not None, precision, diagonal, sub, levels
+        )
 
     def pick(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names}
@@ -94,9 +104,9 @@ def forward(
         chunk_terms[(table.chunks * shapes.H,)](
             *(q, k, a, g, *terms),
             *(table.tokens, table.offsets, table.sequence_of, table.chunk_offsets, scale),
-            **shapes.pick("H", "K", "G_WIDTH", "PACKED", "PRECISION"),
+            **shapes.pick("H", "K", "G_WIDTH", "PACKED", "PRECISION", "DIAGONAL", "SUB", "LEVELS"),
             **_constants(setting, "BK"),
-            LEVELS=LEVELS,
+            LOG_C=LOG_CHUNK,
         )
     setting = _setting("chunk_states", q, u)
     chunk_states[(sequences * shapes.H * -(-shapes.V // setting.BV),)](
@@ -138,25 +148,24 @@ def backward(
         **shapes.pick("H", "K", "V", "PACKED", "PRECISION"),
         **_constants(setting, "BK", "BV"),
     )
-    dP, dA = (torch.empty_like(terms[-1]) for _ in range(2))
+    d_pairs = torch.empty_like(terms[-1])
     tiles = -(-shapes.K // _setting("chunk_gradients", q, u).BK)
     dg = _decay_gradient(q, g, tiles)
     if table.chunks:
         setting = _setting("pair_gradients", q, u)
         pair_gradients[(table.chunks * shapes.H,)](
-            *(do, du, R, dP, dA),
+            *(do, du, R, d_pairs),
             *(table.tokens, table.offsets, table.sequence_of, table.chunk_offsets),
             **shapes.pick("H", "V", "PACKED", "PRECISION"),
             **_constants(setting, "BV"),
         )
         setting = _setting("chunk_gradients", q, u)
         chunk_gradients[(table.chunks * shapes.H * tiles,)](
-            *(q, k, a, g, do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg),
+            *(q, k, a, g, do, du, R, starts, d_ends, d_pairs, dq, dk, da, dg),
             *(table.tokens, q.shape[0] * q.shape[1]),
             *(table.offsets, table.sequence_of, table.chunk_offsets, scale),
-            **shapes.pick("H", "K", "V", "G_WIDTH", "PACKED", "PRECISION"),
+            **shapes.pick("H", "K", "V", "G_WIDTH", "PACKED", "PRECISION", "DIAGONAL", "SUB", "LEVELS"),
             **_constants(setting, "BK", "BV"),
-            LEVELS=LEVELS,
         )
     if g is not None and shapes.G_WIDTH == 1 and shapes.K != 1:
         dg = dg.sum(0).unsqueeze(-1)

@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-WEAKEST = tl.constexpr(-20.0)
 
 
 @triton.jit
@@ -66,40 +65,56 @@ def store_tile(x, rows, columns, stride, n_rows, n_columns, value):
 
 
 @triton.jit
-def running_decay(g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr):
-    """G [C, BK], in powers of two, from g of width K, 1 (one decay per head) or 0 (none); `place` is token × head."""
+def step_decays(
+    g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, SUB: tl.constexpr
+):  # fmt: skip
+    """g as [C / SUB, SUB, BK] in powers of two, from width K, 1 (one decay per head) or 0 (none)."""
+    C: tl.constexpr = rows.shape[0]
+    BK: tl.constexpr = columns.shape[0]
     if WIDTH == 0:
-        return tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
-    if WIDTH == 1:
-        inside = rows < length
-        each = tl.load(g + place + rows.to(tl.int64) * H, mask=inside, other=0.0).to(tl.float32)
-        each = tl.cumsum(tl.maximum(each, WEAKEST) * LOG2_E, 0)
-        return tl.broadcast_to(each[:, None], (rows.shape[0], columns.shape[0]))
-    each = load_tile(g + place * K, rows, columns, H * K, length, K).to(tl.float32)
-    return tl.cumsum(tl.maximum(each, WEAKEST) * LOG2_E, 0)
+        each = tl.zeros((C, BK), tl.float32)
+    elif WIDTH == 1:
+        each = tl.load(g + place + rows.to(tl.int64) * H, mask=rows < length, other=0.0).to(tl.float32)
+        each = tl.broadcast_to(each[:, None], (C, BK))
+    else:
+        each = load_tile(g + place * K, rows, columns, H * K, length, K).to(tl.float32)
+    return tl.reshape(tl.maximum(each, -160.0 / SUB) * LOG2_E, (C // SUB, SUB, BK))
 
 
 @triton.jit
-def level_factor(G, level):
-    """exp(−|G − G_mid|) of every token, mid the last token of the first half of its block of 2·2^level tokens."""
-    rows = tl.arange(0, G.shape[0])
-    mid = (rows >> (level + 1) << (level + 1)) + (1 << level) - 1
-    return tl.exp2(-tl.abs(G - tl.gather(G, tl.broadcast_to(mid[:, None], G.shape), 0)))
+def level_factors(total, upto, level):
+    """By how much a level's rows and columns have decayed beyond their sub-block's start and end: from the middle of
+    their block of 2·2^level sub-blocks, and to it. [C / SUB, 1, BK] twice, zero where a sub-block is on the other
+    side. `total` is the decay of every sub-block, `upto` that of all up to its end."""
+    sub = tl.arange(0, total.shape[0])
+    last_before_mid = (sub >> (level + 1) << (level + 1)) + (1 << level) - 1
+    mid = tl.gather(upto, tl.broadcast_to(last_before_mid[:, None], upto.shape), 0)
+    second = ((sub >> level) % 2 == 1)[:, None]
+    row = tl.where(second, tl.exp2(tl.minimum(upto - total - mid, 0.0)), 0.0)
+    column = tl.where(second, 0.0, tl.exp2(tl.minimum(mid - upto, 0.0)))
+    return row[:, None, :], column[:, None, :]
 
 
 @triton.jit
-def level_pairs(i, j, level):
-    """Which pairs a level is for: i in the second half of a block of 2·2^level tokens, j in the first."""
-    return ((i >> level) ^ (j >> level) == 1) & (i > j)
+def load_blocks(x, rows, columns, stride, n_rows, n_columns, SUB: tl.constexpr):
+    """`load_tile` in float32 as [C / SUB, SUB, BK]."""
+    found = load_tile(x, rows, columns, stride, n_rows, n_columns).to(tl.float32)
+    return tl.reshape(found, (rows.shape[0] // SUB, SUB, columns.shape[0]))
 
 
 @triton.jit
-def inverse(A, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
+def flat(x):
+    """[C / SUB, SUB, BK] → [C, BK]"""
+    return tl.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
+
+
+@triton.jit
+def inverse(A, C: tl.constexpr, LOG_C: tl.constexpr, PRECISION: tl.constexpr):
     """(I + A)⁻¹ of a strictly lower triangular A. With D the inverses of the diagonal blocks of HALF tokens, those of
     twice the size are D − D M D, M the lower left quarters of A: dense products, since D is block diagonal."""
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    D = tl.where(i == j, 1.0, tl.where(level_pairs(i, j, 0), -A, 0.0))
-    for level in range(1, LEVELS):
-        M = tl.where(level_pairs(i, j, level), A, 0.0)
+    D = tl.where(i == j, 1.0, tl.where(i ^ j == 1, -A, 0.0))
+    for level in range(1, LOG_C):
+        M = tl.where((i >> level) ^ (j >> level) == 1, A, 0.0)
         D -= tl.dot(D, tl.dot(M, D, input_precision=PRECISION), input_precision=PRECISION)
     return D
