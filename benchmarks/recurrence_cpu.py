@@ -186,7 +186,7 @@ def side_by_side(names: dict[str, int], rounds: int) -> dict[str, dict[str, floa
 
 
 def lengths(values: tuple[int, ...], rounds: int) -> list[dict[str, float]]:
-    names = {f"T = {tokens}": max(2, 16384 // tokens) for tokens in values}
+    names = {f"T = {tokens}": max(4, 16384 // tokens) for tokens in values}
     found = side_by_side(names, rounds)
     return [
         {

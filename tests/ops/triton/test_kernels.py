@@ -68,6 +68,18 @@ def test_the_batch_changes_nothing() -> None:
     assert torch.equal(states, state)
 
 
+@pytest.mark.parametrize("state", [False, True])
+def test_segments_equal_the_serial_pass(state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few long sequences are cut into segments; here short ones, on purpose."""
+    from qed.ops.triton import launch
+
+    inputs = Case(batch=2, tokens=300, heads=1, state=state).inputs(torch.float32, device=DEVICE)
+    serial = run(inputs, impl="triton")
+    monkeypatch.setattr(launch, "segment_count", lambda *_: 3)
+    for name, x in run(inputs, impl="triton").items():
+        assert relative_error(x, serial[name]) < 1e-5, name
+
+
 def test_strides_do_not_matter() -> None:
     inputs = Case(tokens=70).inputs(torch.float32, device=DEVICE)
     strided = {name: x.mT.contiguous().mT for name, x in inputs.items()}

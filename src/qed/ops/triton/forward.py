@@ -1,9 +1,13 @@
-"""Two kernels for the forward: what depends on no state, chunk by chunk at once; then the states, chunk after chunk.
+"""The forward: what depends on no state, chunk by chunk at once; then the states, chunk after chunk.
 
     chunk_terms    x̃ = x∘γ for x in (a, q), k̄, γ_C, P and T = (I + A)⁻¹        grid: chunks × heads
     chunk_states   R = T (U − ã S₀)    O = q̃ S₀ + P R    S_C = γ_C S₀ + k̄ᵀ R   grid: columns of V × (sequences × heads)
 
 (`chunkwise.py` has the derivation.) What passes between the two lies chunk by chunk and head by head in memory.
+
+Few sequences and heads leave most of a GPU idle while one chunk follows the other. Then sequences are cut into segments
+(`affine.py`): `chunk_states` finds every segment's map S → M S + N side by side, from the identity without writes and
+from zero with them; `segment_starts` composes the maps; `chunk_states` runs all segments from where they start.
 """
 
 import triton
@@ -90,14 +94,14 @@ def chunk_states(
     o, final_state, starts, R,  # out: o like u, states [N, H, K, V]; and if SAVE [chunks, H, K, V], [chunks, H, C, V]
     tokens, offsets, chunk_offsets,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr, HAS_STATE: tl.constexpr,
-    SAVE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    WRITES: tl.constexpr, OUTPUT: tl.constexpr, SAVE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     n, h = lane // H, lane % H
     start, length, first = sequence_place(n, tokens, offsets, chunk_offsets, PACKED, C)
     rows, keys, columns = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
-    dtype = u.dtype.element_ty
+    dtype = a_tilde.dtype.element_ty
     state = lane.to(tl.int64) * K * V
     S = tl.zeros((BK, BV), tl.float32)
     if HAS_STATE:
@@ -111,18 +115,43 @@ def chunk_states(
         if SAVE:
             store_tile(starts + block * K * V, keys, columns, V, K, V, S_)
         erase = load_tile(a_tilde + block * C * K, rows, keys, K, C, K)
-        read = load_tile(q_tilde + block * C * K, rows, keys, K, C, K)
-        write = load_tile(u + place * V, rows, columns, H * V, left, V).to(tl.float32)
+        write = tl.zeros((C, BV), tl.float32)
+        if WRITES:
+            write = load_tile(u + place * V, rows, columns, H * V, left, V).to(tl.float32)
         write -= tl.dot(erase, S_, input_precision=PRECISION)
         T_ = load_tile(T + block * C * C, rows, rows, C, C, C)
         R_ = tl.dot(T_, write.to(dtype), input_precision=PRECISION).to(dtype)
-        P_ = load_tile(P + block * C * C, rows, rows, C, C, C)
-        out = tl.dot(P_, R_, input_precision=PRECISION)
-        out = tl.dot(read, S_, acc=out, input_precision=PRECISION)
-        store_tile(o + place * V, rows, columns, H * V, left, V, out)
+        if OUTPUT:
+            P_ = load_tile(P + block * C * C, rows, rows, C, C, C)
+            read = load_tile(q_tilde + block * C * K, rows, keys, K, C, K)
+            out = tl.dot(P_, R_, input_precision=PRECISION)
+            out = tl.dot(read, S_, acc=out, input_precision=PRECISION)
+            store_tile(o + place * V, rows, columns, H * V, left, V, out)
         if SAVE:
             store_tile(R + block * C * V, rows, columns, V, C, V, R_)
         decay = tl.load(gamma + block * K + keys, mask=keys < K, other=0.0)
         k_ = load_tile(k_bar + block * C * K, rows, keys, K, C, K)
         S = tl.dot(tl.trans(k_), R_, acc=S * decay[:, None], input_precision=PRECISION)
     store_tile(final_state + state, keys, columns, V, K, V, S)
+
+
+@triton.jit
+def segment_starts(
+    M, N, initial_state,  # in: [sequences × segments, H, K, K], [sequences × segments, H, K, V], [sequences, H, K, V]
+    starts,  # out: like N
+    segments,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HAS_STATE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    TILES: tl.constexpr = (V + BV - 1) // BV
+    tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
+    n, h = lane // H, lane % H
+    keys, columns = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
+    S = tl.zeros((BK, BV), tl.float32)
+    if HAS_STATE:
+        S = load_tile(initial_state + lane.to(tl.int64) * K * V, keys, columns, V, K, V)
+    for segment in range(segments):
+        at = (n.to(tl.int64) * segments + segment) * H + h
+        store_tile(starts + at * K * V, keys, columns, V, K, V, S)
+        M_ = load_tile(M + at * K * K, keys, keys, K, K, K)
+        N_ = load_tile(N + at * K * V, keys, columns, V, K, V)
+        S = tl.dot(M_, S, acc=N_, input_precision="tf32x3")

@@ -11,11 +11,13 @@ from torch import Tensor
 from ..packing import chunk_bound, sequence_count
 from ..precision import compute_dtype
 from .backward import chunk_gradients, pair_gradients, state_gradients
-from .forward import chunk_states, chunk_terms
+from .forward import chunk_states, chunk_terms, segment_starts
 from .step import decode_step
 from .tuning import CHUNK, Config, config
 
 LOG_CHUNK = CHUNK.bit_length() - 1
+PROGRAMS = 264  # twice a large GPU's multiprocessors: what it takes to keep them busy
+SHORTEST_SEGMENT = 8  # in chunks
 
 
 class ChunkTable(NamedTuple):
@@ -37,6 +39,16 @@ class ChunkTable(NamedTuple):
         every = torch.arange(chunks, device=q.device, dtype=ends.dtype)
         sequence_of = torch.searchsorted(ends, every, right=True).clamp_(max=ends.shape[0] - 1)
         return ChunkTable(tokens, cu_seqlens, sequence_of, torch.nn.functional.pad(ends[:-1], (1, 0)), chunks)
+
+    def cut(self, q: Tensor, segments: int) -> ChunkTable:
+        """Segments of whole chunks in the place of sequences."""
+        batch, tokens = q.shape[:2]
+        each = -(-tokens // CHUNK)
+        length = -(-each // segments)  # of a segment, in chunks
+        first = (torch.arange(segments, device=q.device) * length).repeat(batch)
+        sequence = torch.arange(batch, device=q.device).repeat_interleave(segments)
+        starts = torch.nn.functional.pad(sequence * tokens + first * CHUNK, (0, 1), value=batch * tokens)
+        return ChunkTable(tokens, starts, None, sequence * each + first, self.chunks)
 
 
 class Shapes(NamedTuple):
@@ -108,16 +120,73 @@ def forward(
             **_constants(setting, "BK"),
             LOG_C=LOG_CHUNK,
         )
-    setting = _setting("chunk_states", q, u)
-    chunk_states[(sequences * shapes.H * -(-shapes.V // setting.BV),)](
+    segments = segment_count(q, u, cu_seqlens)
+    if segments > 1:
+        table = table.cut(q, segments)
+        initial_state = _segment_states(terms, u, initial_state, shapes, table, segments)
+        sequences *= segments
+        final_state = _states(q, u, sequences)
+    _run_states(terms, u, initial_state, o, final_state, starts, R, shapes, table, save)
+    if segments > 1:
+        final_state = final_state[segments - 1 :: segments].contiguous()
+    return o, final_state, [*terms, starts, R] if save else []
+
+
+def segment_count(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> int:
+    """Into how many segments sequences are cut: one, unless they are few and long. A function of shapes alone."""
+    batch, tokens, heads, K = q.shape
+    programs = batch * heads * -(-u.shape[-1] // _setting("chunk_states", q, u).BV)
+    chunks = -(-tokens // CHUNK)
+    if cu_seqlens is not None or K > 128 or programs * 4 > PROGRAMS:
+        return 1
+    wanted = max(1, min(PROGRAMS // max(1, programs), chunks // SHORTEST_SEGMENT))
+    return -(-chunks // -(-chunks // wanted)) if chunks else 1
+
+
+def _segment_states(
+    terms: list[Tensor], u: Tensor, initial_state: Tensor | None, shapes: Shapes, table: ChunkTable, segments: int
+) -> Tensor:
+    """The state every segment starts from, [sequences × segments, H, K, V]."""
+    H, K, V = shapes.H, shapes.K, shapes.V
+    count = u.shape[0] * segments
+    identity = torch.eye(K, dtype=torch.float32, device=u.device).expand(count, H, K, K).contiguous()
+    M, N, found = identity.new_empty(identity.shape), *(identity.new_empty(count, H, K, V) for _ in range(2))
+    _run_states(terms, None, identity, None, M, None, None, shapes._replace(V=K), table, False)
+    _run_states(terms, u, None, None, N, None, None, shapes, table, False)
+    setting = config("segment_starts", 4, K, V)
+    segment_starts[(u.shape[0] * H * -(-V // setting.BV),)](
+        *(M, N, initial_state, found, segments),
+        **shapes.pick("H", "K", "V"),
+        **{"HAS_STATE": initial_state is not None, "BK": setting.BK, "BV": setting.BV},
+        **{"num_warps": setting.num_warps, "num_stages": setting.num_stages},
+    )
+    return found
+
+
+def _run_states(
+    terms: list[Tensor],
+    u: Tensor | None,
+    initial_state: Tensor | None,
+    o: Tensor | None,
+    final_state: Tensor,
+    starts: Tensor | None,
+    R: Tensor | None,
+    shapes: Shapes,
+    table: ChunkTable,
+    save: bool,
+) -> None:
+    setting = config("chunk_states", terms[0].element_size(), shapes.K, shapes.V)
+    chunk_states[(final_state.shape[0] * shapes.H * -(-shapes.V // setting.BV),)](
         *(*terms, u, initial_state, o, final_state, starts, R),
         *(table.tokens, table.offsets, table.chunk_offsets),
-        **shapes.pick("H", "K", "V", "PACKED", "PRECISION"),
+        **shapes.pick("H", "K", "V", "PRECISION"),
         **_constants(setting, "BK", "BV"),
+        PACKED=table.offsets is not None,
         HAS_STATE=initial_state is not None,
+        WRITES=u is not None,
+        OUTPUT=o is not None,
         SAVE=save,
     )
-    return o, final_state, [*terms, starts, R] if save else []
 
 
 def backward(

@@ -38,6 +38,8 @@ def config(kernel: str, bytes_each: int, K: int, V: int) -> Config:
     if kernel in ("chunk_states", "state_gradients"):
         BV = min(V, 16 if wide or K > 128 else 64)
         return Config(BK=K, BV=BV, num_warps=4, num_stages=1 if wide else 2)
+    if kernel == "segment_starts":
+        return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1)
     if kernel == "pair_gradients":
         return Config(BK=0, BV=min(V, 32 if wide else 64), num_warps=4, num_stages=1)
     if kernel == "chunk_gradients":
