@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test lint bench clean
+.PHONY: help setup reproduce test test-gpu lint bench clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(READY) ## build .venv from the pinned versions (the other targets do this themselves)
 
@@ -25,6 +25,10 @@ reproduce: $(READY) ## run the main job
 
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --durations 5
+
+test-gpu: $(READY) ## run the kernels' tests on a GPU
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "test-gpu: no CUDA device here")'
+	$(BIN)/python -m pytest --numprocesses 4 --durations 5 tests/ops/test_gpu.py tests/ops/triton
 
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .

@@ -34,6 +34,30 @@ def main(
 
 
 @app.command()
+def doctor(
+    device: Annotated[str, typer.Option(help="Where to check; 'auto' takes a GPU if there is one.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    heads: Annotated[int, typer.Option(min=1)] = 6,
+    width: Annotated[int, typer.Option(min=1, help="Of keys and of values.")] = 128,
+    tokens: Annotated[int, typer.Option(min=1)] = 200,
+) -> None:
+    """Check this installation: versions, and every form of the op, forward and backward, against the loop."""
+    import torch
+
+    from .doctor import examine
+
+    console, dtypes = Console(), {"bfloat16", "float16", "float32"}
+    if dtype not in dtypes:
+        console.print(f"--dtype: expected one of {', '.join(sorted(dtypes))}, got {dtype}", style="red", markup=False)
+        raise typer.Exit(2)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    sound = examine(console, device=device, dtype=getattr(torch, dtype), heads=heads, width=width, tokens=tokens)
+    console.print("sound" if sound else "not sound: do not train with this", style="green" if sound else "red")
+    raise typer.Exit(0 if sound else 1)
+
+
+@app.command()
 def reproduce(
     out: Annotated[Path, typer.Option(help="Where the figure and the numbers go.")] = Path("runs/demonstration"),
 ) -> None:

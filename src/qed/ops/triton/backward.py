@@ -31,8 +31,8 @@ def state_gradients(
     a_tilde, q_tilde, k_bar, gamma, P, T, do, d_final_state,  # in
     du, d_initial_state, d_ends,  # out: du like u, states [N, H, K, V], and dS of every chunk's end [chunks, H, K, V]
     tokens, offsets, chunk_offsets,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr, HAS_STATE: tl.constexpr,
+    OUTPUT: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
@@ -41,7 +41,9 @@ def state_gradients(
     rows, keys, columns = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     dtype = do.dtype.element_ty
     state = lane.to(tl.int64) * K * V
-    dS = load_tile(d_final_state + state, keys, columns, V, K, V)
+    dS = tl.zeros((BK, BV), tl.float32)
+    if HAS_STATE:
+        dS = load_tile(d_final_state + state, keys, columns, V, K, V)
 
     chunks = tl.cdiv(length, C)
     for back in range(chunks):
@@ -50,7 +52,8 @@ def state_gradients(
         place = (start + c * C) * H + h
         left = length - c * C
         dS_ = dS.to(dtype)
-        store_tile(d_ends + block * K * V, keys, columns, V, K, V, dS_)
+        if OUTPUT:
+            store_tile(d_ends + block * K * V, keys, columns, V, K, V, dS_)
         dO = load_tile(do + place * V, rows, columns, H * V, left, V)
         P_ = load_tile(P + block * C * C, rows, rows, C, C, C)
         k_ = load_tile(k_bar + block * C * K, rows, keys, K, C, K)
@@ -58,7 +61,8 @@ def state_gradients(
         dR = tl.dot(k_, dS_, acc=dR, input_precision=PRECISION)
         T_ = load_tile(T + block * C * C, rows, rows, C, C, C)
         E = tl.dot(tl.trans(T_), dR.to(dtype), input_precision=PRECISION).to(dtype)
-        store_tile(du + place * V, rows, columns, H * V, left, V, E)
+        if OUTPUT:
+            store_tile(du + place * V, rows, columns, H * V, left, V, E)
         decay = tl.load(gamma + block * K + keys, mask=keys < K, other=0.0)
         read = load_tile(q_tilde + block * C * K, rows, keys, K, C, K)
         erase = load_tile(a_tilde + block * C * K, rows, keys, K, C, K)

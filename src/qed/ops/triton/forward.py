@@ -94,7 +94,8 @@ def chunk_states(
     o, final_state, starts, R,  # out: o like u, states [N, H, K, V]; and if SAVE [chunks, H, K, V], [chunks, H, C, V]
     tokens, offsets, chunk_offsets,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr, HAS_STATE: tl.constexpr,
-    WRITES: tl.constexpr, OUTPUT: tl.constexpr, SAVE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    WRITES: tl.constexpr, OUTPUT: tl.constexpr, SAVE: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
@@ -140,8 +141,10 @@ def segment_starts(
     M, N, initial_state,  # in: [sequences × segments, H, K, K], [sequences × segments, H, K, V], [sequences, H, K, V]
     starts,  # out: like N
     segments,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HAS_STATE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HAS_STATE: tl.constexpr, REVERSE: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
+    """In REVERSE, for the backward: last segment first, and by Mᵀ."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     n, h = lane // H, lane % H
@@ -150,8 +153,12 @@ def segment_starts(
     if HAS_STATE:
         S = load_tile(initial_state + lane.to(tl.int64) * K * V, keys, columns, V, K, V)
     for segment in range(segments):
-        at = (n.to(tl.int64) * segments + segment) * H + h
+        if REVERSE:
+            at = (n.to(tl.int64) * segments + segments - 1 - segment) * H + h
+            M_ = tl.trans(load_tile(M + at * K * K, keys, keys, K, K, K))
+        else:
+            at = (n.to(tl.int64) * segments + segment) * H + h
+            M_ = load_tile(M + at * K * K, keys, keys, K, K, K)
         store_tile(starts + at * K * V, keys, columns, V, K, V, S)
-        M_ = load_tile(M + at * K * K, keys, keys, K, K, K)
         N_ = load_tile(N + at * K * V, keys, columns, V, K, V)
         S = tl.dot(M_, S, acc=N_, input_precision="tf32x3")

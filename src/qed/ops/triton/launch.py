@@ -9,11 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..packing import chunk_bound, sequence_count
-from ..precision import compute_dtype
 from .backward import chunk_gradients, pair_gradients, state_gradients
 from .forward import chunk_states, chunk_terms, segment_starts
 from .step import decode_step
-from .tuning import CHUNK, Config, config
+from .tuning import CHUNK, Config, config, refuse_known_bad
 
 LOG_CHUNK = CHUNK.bit_length() - 1
 PROGRAMS = 264  # twice a large GPU's multiprocessors: what it takes to keep them busy
@@ -51,6 +50,11 @@ class ChunkTable(NamedTuple):
         return ChunkTable(tokens, starts, None, sequence * each + first, self.chunks)
 
 
+class _Kept(NamedTuple):
+    starts: Tensor  # S₀ of every chunk
+    R: Tensor
+
+
 class Shapes(NamedTuple):
     """The constants every kernel is compiled for."""
 
@@ -81,17 +85,6 @@ class Shapes(NamedTuple):
         return {name: getattr(self, name) for name in names}
 
 
-class Terms(NamedTuple):
-    """What `chunk_terms` writes."""
-
-    a_tilde: Tensor
-    q_tilde: Tensor
-    k_bar: Tensor
-    gamma: Tensor
-    P: Tensor
-    T: Tensor
-
-
 def forward(
     q: Tensor,
     k: Tensor,
@@ -104,13 +97,12 @@ def forward(
     save: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Outputs [B, T, H, V], final state [N, H, K, V], and (if `save`) what the backward starts from."""
+    refuse_known_bad(q.device)
     q, k, a, u = (x.contiguous() for x in (q, k, a, u))
     g = None if g is None else g.contiguous()
     initial_state = None if initial_state is None else initial_state.contiguous()
     shapes, table = Shapes.of(q, u, g, cu_seqlens), ChunkTable.of(q, cu_seqlens)
-    sequences = sequence_count(q, cu_seqlens)
     *terms, starts, R = saved_like(q, u, cu_seqlens, states=save)
-    o, final_state = torch.empty_like(u), _states(q, u, sequences)
     setting = _setting("chunk_terms", q, u)
     if table.chunks:
         chunk_terms[(table.chunks * shapes.H,)](
@@ -120,13 +112,15 @@ def forward(
             **_constants(setting, "BK"),
             LOG_C=LOG_CHUNK,
         )
-    segments = segment_count(q, u, cu_seqlens)
+    o, segments = torch.empty_like(u), segment_count(q, u, cu_seqlens)
     if segments > 1:
         table = table.cut(q, segments)
-        initial_state = _segment_states(terms, u, initial_state, shapes, table, segments)
-        sequences *= segments
-        final_state = _states(q, u, sequences)
-    _run_states(terms, u, initial_state, o, final_state, starts, R, shapes, table, save)
+        M = _segment_maps(terms, shapes, table, q.shape[0] * segments)
+        N = _run_states(terms, u, None, None, None, shapes, table, q.shape[0] * segments)
+        initial_state = _compose(M, N, initial_state, segments, reverse=False)
+    sequences = sequence_count(q, cu_seqlens) * segments
+    kept = _Kept(starts, R) if save else None
+    final_state = _run_states(terms, u, initial_state, o, kept, shapes, table, sequences)
     if segments > 1:
         final_state = final_state[segments - 1 :: segments].contiguous()
     return o, final_state, [*terms, starts, R] if save else []
@@ -143,22 +137,21 @@ def segment_count(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> int:
     return -(-chunks // -(-chunks // wanted)) if chunks else 1
 
 
-def _segment_states(
-    terms: list[Tensor], u: Tensor, initial_state: Tensor | None, shapes: Shapes, table: ChunkTable, segments: int
-) -> Tensor:
-    """The state every segment starts from, [sequences × segments, H, K, V]."""
-    H, K, V = shapes.H, shapes.K, shapes.V
-    count = u.shape[0] * segments
-    identity = torch.eye(K, dtype=torch.float32, device=u.device).expand(count, H, K, K).contiguous()
-    M, N, found = identity.new_empty(identity.shape), *(identity.new_empty(count, H, K, V) for _ in range(2))
-    _run_states(terms, None, identity, None, M, None, None, shapes._replace(V=K), table, False)
-    _run_states(terms, u, None, None, N, None, None, shapes, table, False)
+def _segment_maps(terms: list[Tensor], shapes: Shapes, table: ChunkTable, count: int) -> Tensor:
+    """M of every segment's S → M S + N, [count, H, K, K]: where the identity goes without writes."""
+    identity = torch.eye(shapes.K, dtype=torch.float32, device=terms[0].device)
+    identity = identity.expand(count, shapes.H, -1, -1).contiguous()
+    return _run_states(terms, None, identity, None, None, shapes._replace(V=shapes.K), table, count)
+
+
+def _compose(M: Tensor, N: Tensor, state: Tensor | None, segments: int, reverse: bool) -> Tensor:
+    """The state every segment starts from; in reverse, the gradient of the state it ends with. Like N."""
+    (count, H, K, V), found = N.shape, torch.empty_like(N)
     setting = config("segment_starts", 4, K, V)
-    segment_starts[(u.shape[0] * H * -(-V // setting.BV),)](
-        *(M, N, initial_state, found, segments),
-        **shapes.pick("H", "K", "V"),
-        **{"HAS_STATE": initial_state is not None, "BK": setting.BK, "BV": setting.BV},
-        **{"num_warps": setting.num_warps, "num_stages": setting.num_stages},
+    segment_starts[(count // segments * H * -(-V // setting.BV),)](
+        *(M, N, state, found, segments),
+        **{"H": H, "K": K, "V": V, "HAS_STATE": state is not None, "REVERSE": reverse},
+        **{"BK": setting.BK, "BV": setting.BV, "num_warps": setting.num_warps, "num_stages": setting.num_stages},
     )
     return found
 
@@ -168,15 +161,16 @@ def _run_states(
     u: Tensor | None,
     initial_state: Tensor | None,
     o: Tensor | None,
-    final_state: Tensor,
-    starts: Tensor | None,
-    R: Tensor | None,
+    kept: _Kept | None,
     shapes: Shapes,
     table: ChunkTable,
-    save: bool,
-) -> None:
+    sequences: int,
+) -> Tensor:
+    """The final state of every sequence; writes o and what is to be kept where they are given."""
     setting = config("chunk_states", terms[0].element_size(), shapes.K, shapes.V)
-    chunk_states[(final_state.shape[0] * shapes.H * -(-shapes.V // setting.BV),)](
+    starts, R = kept or (None, None)
+    final_state = terms[0].new_empty(sequences, shapes.H, shapes.K, shapes.V, dtype=torch.float32)
+    chunk_states[(sequences * shapes.H * -(-shapes.V // setting.BV),)](
         *(*terms, u, initial_state, o, final_state, starts, R),
         *(table.tokens, table.offsets, table.chunk_offsets),
         **shapes.pick("H", "K", "V", "PRECISION"),
@@ -185,8 +179,34 @@ def _run_states(
         HAS_STATE=initial_state is not None,
         WRITES=u is not None,
         OUTPUT=o is not None,
-        SAVE=save,
+        SAVE=kept is not None,
     )
+    return final_state
+
+
+def _run_state_gradients(
+    terms: list[Tensor],
+    do: Tensor,
+    dstate: Tensor | None,
+    du: Tensor | None,
+    d_ends: Tensor | None,
+    shapes: Shapes,
+    table: ChunkTable,
+    sequences: int,
+) -> Tensor:
+    """The gradient of every sequence's initial state; writes du and d_ends where they are given."""
+    setting = config("state_gradients", do.element_size(), shapes.K, shapes.V)
+    d_initial = do.new_empty(sequences, shapes.H, shapes.K, shapes.V, dtype=torch.float32)
+    state_gradients[(sequences * shapes.H * -(-shapes.V // setting.BV),)](
+        *(*terms, do, dstate, du, d_initial, d_ends),
+        *(table.tokens, table.offsets, table.chunk_offsets),
+        **shapes.pick("H", "K", "V", "PRECISION"),
+        **_constants(setting, "BK", "BV"),
+        PACKED=table.offsets is not None,
+        HAS_STATE=dstate is not None,
+        OUTPUT=du is not None,
+    )
+    return d_initial
 
 
 def backward(
@@ -207,16 +227,15 @@ def backward(
     shapes, table = Shapes.of(q, u, g, cu_seqlens), ChunkTable.of(q, cu_seqlens)
     *terms, starts, R = saved
     dq, dk, da, du = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, a, u))
-    d_initial, d_ends = torch.empty_like(dstate), torch.empty_like(starts)
-
-    setting = _setting("state_gradients", q, u)
-    lanes = dstate.shape[0] * shapes.H
-    state_gradients[(lanes * -(-shapes.V // setting.BV),)](
-        *(*terms, do, dstate, du, d_initial, d_ends),
-        *(table.tokens, table.offsets, table.chunk_offsets),
-        **shapes.pick("H", "K", "V", "PACKED", "PRECISION"),
-        **_constants(setting, "BK", "BV"),
-    )
+    d_ends, d_final, lanes_table, segments = torch.empty_like(starts), dstate, table, segment_count(q, u, cu_seqlens)
+    if segments > 1:
+        lanes_table = table.cut(q, segments)
+        M = _segment_maps(terms, shapes, lanes_table, q.shape[0] * segments)
+        N = _run_state_gradients(terms, do, None, None, None, shapes, lanes_table, q.shape[0] * segments)
+        d_final = _compose(M, N, dstate, segments, reverse=True)
+    d_initial = _run_state_gradients(terms, do, d_final, du, d_ends, shapes, lanes_table, d_final.shape[0])
+    if segments > 1:
+        d_initial = d_initial[::segments].contiguous()
     d_pairs = torch.empty_like(terms[-1])
     tiles = -(-shapes.K // _setting("chunk_gradients", q, u).BK)
     dg = _decay_gradient(q, g, tiles)
@@ -275,10 +294,6 @@ def _decay_gradient(q: Tensor, g: Tensor | None, tiles: int) -> Tensor:
     if g.shape[-1] == q.shape[-1]:
         return torch.empty_like(g)
     return q.new_empty(tiles, *q.shape[:3], dtype=torch.float32)
-
-
-def _states(q: Tensor, u: Tensor, sequences: int) -> Tensor:
-    return q.new_empty(sequences, *q.shape[2:], u.shape[-1], dtype=compute_dtype(q.dtype))
 
 
 def _setting(kernel: str, q: Tensor, u: Tensor) -> Config:

@@ -10,8 +10,55 @@ on some runs (gradients off by a factor of thirty, or an illegal access). Every 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
 
 CHUNK = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownBad:
+    """Architectures (compute capability) and Triton versions, both from … up to but not including …"""
+
+    architectures: tuple[tuple[int, int], tuple[int, int]]
+    versions: tuple[tuple[int, int, int], tuple[int, int, int]]
+    why: str
+
+
+KNOWN_BAD = (
+    KnownBad(
+        architectures=((0, 0), (8, 0)),
+        versions=((0, 0, 0), (99, 0, 0)),
+        why="the matrix units lack bfloat16 before compute capability 8.0",
+    ),
+    KnownBad(
+        architectures=((0, 0), (99, 0)),
+        versions=((0, 0, 0), (3, 6, 0)),
+        why="the kernels are written for Triton 3.6 and newer; 3.4 and 3.5 miscompile products on Hopper",
+    ),
+)
+
+
+def known_bad(architecture: tuple[int, int], version: str) -> str | None:
+    """Why the kernels must not run with this pair, if they must not."""
+    numbers = (*(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:3]), 0, 0)[:3]
+    for bad in KNOWN_BAD:
+        (first, end), (oldest, fixed) = bad.architectures, bad.versions
+        if first <= architecture < end and oldest <= numbers < fixed:
+            return f"sm_{architecture[0]}{architecture[1]} with Triton {version}: {bad.why}"
+    return None
+
+
+@lru_cache
+def refuse_known_bad(device: torch.device) -> None:
+    """Raise where this device and the installed Triton are a known-bad pair; the interpreter has no architecture."""
+    if device.type != "cuda":
+        return
+    why = known_bad(torch.cuda.get_device_capability(device), triton.__version__)
+    if why is not None:
+        raise RuntimeError(f"impl='triton' refuses to run: {why}. Use impl='chunkwise', or another version of Triton.")
 
 
 @dataclass(frozen=True, kw_only=True)

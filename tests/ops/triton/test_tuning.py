@@ -1,0 +1,27 @@
+"""Pairs of architecture and Triton that are refused by name."""
+
+import pytest
+
+from qed.ops.triton.tuning import CHUNK, config, known_bad
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.9.0", "3.10.0+git1"])
+def test_supported_pairs(version: str) -> None:
+    assert known_bad((9, 0), version) is None
+
+
+def test_known_bad_pairs_are_named() -> None:
+    assert "sm_90 with Triton 3.5.1" in str(known_bad((9, 0), "3.5.1"))
+    assert "sm_75 with Triton 3.6.0" in str(known_bad((7, 5), "3.6.0"))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("width", [1, 16, 60, 64, 128, 200, 256])
+def test_tiles_fit_products_and_cover_the_state(width: int, size: int) -> None:
+    """Matrix units take no fewer than 16 columns; a state's rows are all in one program."""
+    for kernel in ("chunk_terms", "chunk_states", "state_gradients", "pair_gradients", "chunk_gradients"):
+        setting = config(kernel, size, width, width)
+        assert all(tile == 0 or (tile >= 16 and tile & (tile - 1) == 0) for tile in (setting.BK, setting.BV))
+        if kernel in ("chunk_states", "state_gradients"):
+            assert width <= setting.BK
+    assert CHUNK % 16 == 0

@@ -1,0 +1,36 @@
+"""What the doctor says of a sound installation, and of a form that lies."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from qed.cli import app
+from qed.ops import chunkwise
+from qed.ops.registration import SEQUENCE_OPS
+
+SMALL = ["doctor", "--device", "cpu", "--dtype", "float32", "--heads", "1", "--width", "8", "--tokens", "70"]
+
+
+def test_a_sound_installation() -> None:
+    result = CliRunner().invoke(app, SMALL)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("within budget") >= 2
+    assert "impl='auto' runs chunkwise" in result.output
+
+
+def test_a_wrong_form_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*arguments: object) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        o, state, saved = SEQUENCE_OPS["chunkwise"](*arguments)
+        return o * 1.001, state, saved
+
+    assert chunkwise.CHUNK  # the form itself is untouched
+    monkeypatch.setattr("qed.ops.api.SEQUENCE_OPS", SEQUENCE_OPS | {"chunkwise": wrong})
+    result = CliRunner().invoke(app, SMALL)
+    assert result.exit_code == 1
+    assert "not sound" in result.output
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--dtype", "int8"])
+    assert result.exit_code == 2
+    assert "--dtype: expected one of bfloat16, float16, float32, got int8" in result.output
