@@ -1,4 +1,9 @@
-"""Pairs of architecture and Triton that are refused by name."""
+"""Settings: they compile and fit, and known-bad pairs of architecture and Triton are refused by name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +30,14 @@ def test_tiles_fit_products_and_cover_the_state(width: int, size: int) -> None:
         if kernel in ("chunk_states", "state_gradients"):
             assert width <= setting.BK
     assert CHUNK % 16 == 0
+
+
+@pytest.mark.parametrize("width", [128, 256])
+def test_kernels_compile_for_hopper_without_a_gpu(width: int) -> None:
+    """And fit its shared memory. In a process of its own: here Triton may be the interpreter."""
+    script = Path(__file__).parents[3] / "benchmarks" / "registers.py"
+    without = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(script), "--arch", "90", "--width", str(width)]
+    done = subprocess.run(command, env=without, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("chunk_") == 3

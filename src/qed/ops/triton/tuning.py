@@ -84,7 +84,7 @@ def config(kernel: str, bytes_each: int, K: int, V: int) -> Config:
         return Config(BK=min(K, 32), BV=0, num_warps=4, num_stages=1)
     if kernel in ("chunk_states", "state_gradients"):
         BV = min(V, 16 if wide or K > 128 else 64)
-        return Config(BK=K, BV=BV, num_warps=4, num_stages=1 if wide else 2)
+        return Config(BK=K, BV=BV, num_warps=4, num_stages=1 if wide or K > 128 else 2)  # two are too much memory
     if kernel == "segment_starts":
         return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1)
     if kernel == "pair_gradients":

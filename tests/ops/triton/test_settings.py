@@ -1,0 +1,57 @@
+"""Every checked-in setting on a GPU: in a process of its own, since a bad one takes its process down, and with all
+uninitialised memory poisoned, so that nothing unwritten passes."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from qed.ops import erase_write
+from qed.testing import relative_error
+
+pytestmark = pytest.mark.gpu
+CHECK = """
+import torch
+torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty returns with NaN
+from qed.testing import Case, over_budget
+K, V, dtype = {K}, {V}, torch.{dtype}
+for case in (Case(batch=2, tokens=200, heads=2, key_width=K, value_width=V, log_decay=-0.1),
+             Case(tokens=130, heads=3, key_width=K, value_width=V, decay="head", log_decay=-5.0, state=False)):
+    over = over_budget(case.inputs(device="cuda"), impl="triton", dtype=dtype, products=dtype)
+    assert over == dict(), over
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("K", "V"), [(16, 16), (32, 32), (64, 64), (128, 128), (256, 256), (60, 100), (100, 200)])
+def test_a_setting_in_its_own_process(K: int, V: int, dtype: str) -> None:
+    code = CHECK.format(K=K, V=V, dtype=dtype)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_more_elements_than_32_bits_count() -> None:
+    """The end of a sequence of 2³¹ elements and more, against the same tokens started from the state before them."""
+    tokens, tail = 2**31 // (4 * 128) + 4096, 1000
+    torch.manual_seed(0)
+
+    def draw() -> torch.Tensor:
+        return torch.randn(1, tokens, 4, 128, device="cuda", dtype=torch.bfloat16).mul_(0.08)
+
+    inputs = [draw().requires_grad_() for _ in range(4)]
+    g = -torch.rand(1, tokens, 4, 1, device="cuda")
+    o, _ = erase_write(*inputs, g, impl="triton")
+    cotangent = torch.randn(1, tail, 4, 128, device="cuda", dtype=torch.bfloat16)
+    o[:, -tail:].backward(cotangent)
+    with torch.no_grad():
+        before = [x[:, :-tail] for x in (*inputs, g)]
+        _, state = erase_write(*before, impl="triton")
+    ends = [x[:, -tail:].detach().clone().requires_grad_() for x in inputs]
+    truth, _ = erase_write(*ends, g[:, -tail:], initial_state=state, impl="triton")
+    truth.backward(cotangent)
+    assert relative_error(o[:, -tail:], truth) < 0.01
+    for x, end in zip(inputs, ends, strict=True):
+        assert x.grad is not None
+        assert relative_error(x.grad[:, -tail:], end.grad) < 0.02
+        assert not x.grad[:, : tail * 2].isnan().any()
