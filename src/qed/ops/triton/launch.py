@@ -72,10 +72,9 @@ class Shapes(NamedTuple):
     def of(q: Tensor, u: Tensor, g: Tensor | None, cu_seqlens: Tensor | None) -> Shapes:
         # Matrix units round float32 to ten bits unless asked for three products: what float32 inputs are owed.
         precision = "tf32x3" if q.dtype == torch.float32 else "tf32"
-        # Factors up to exp(±80) are beyond float16.
-        diagonal = tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float32
+        diagonal = tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float32  # exp(±80) is beyond float16
         width = 0 if g is None else g.shape[-1]
-        sub = 8 if q.dtype == torch.float32 else 16
+        sub = 8 if q.dtype == torch.float32 else 16  # see `tiles.py`
         levels = (CHUNK // sub).bit_length() - 1
         return Shapes(
             q.shape[2], q.shape[3], u.shape[3], width, cu_seqlens is not None, precision, diagonal, sub, levels

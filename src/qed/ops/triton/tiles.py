@@ -1,16 +1,18 @@
 """What the kernels share: where a chunk's tokens lie, decays between tokens, and the inverse of I + A.
 
-Decays. With G the running sum of g inside a chunk, a pair i > j needs exp(G_i − G_j) in every channel, and the sum
-over channels has to be a matrix product. As in `decay.py` the chunk is halved again and again: where i lies in the
-second half of a block and j in the first, with mid the last token of the first,
+Decays. With G the running sum of g inside a chunk, a pair i > j needs exp(G_i − G_j) in every channel, and the sum over
+channels has to be a matrix product, so the exponential must fall apart into a factor of i and one of j.
 
-    exp(G_i − G_j) = exp(G_i − G_mid) · exp(G_mid − G_j),
+- Between sub-blocks of SUB tokens, as in `decay.py`, blocks of sub-blocks are halved again and again: where i lies in
+  the second half of a block and j in the first, both factors are decays, to the block's middle and from it. A token's
+  decay from its sub-block's start (rows) or to its end (keys) is the same at every level, so a level only needs one
+  more factor for every sub-block.
+- Inside a sub-block the middle of its decay c is the reference for all pairs: exp(G_i − c) · exp(c − G_j). One of the
+  two may be large, by no more than exp(80), because no g counts below −160 / SUB. For float32, SUB = 8: exp(−20) = 2e-9
+  is below its rounding of whatever it multiplies. For 16-bit numbers, SUB = 16: exp(−10) = 5e-5 is below theirs.
 
-two factors in [0, 1]. One factor per token, exp(−|G − G_mid|), serves a level's rows and columns alike; a dense
-product of the chunk with itself, masked to the pairs the level is for, keeps every operand a full tile.
-
-All exponents are in powers of two (g arrives times log₂e) and no g counts below `WEAKEST`: exp(−20) = 2e-9 is below
-float32's rounding of whatever it multiplies, and −inf − (−inf) never arises.
+Products are of the whole chunk with itself, masked to the pairs they are for: every operand is a full tile. Exponents
+are powers of two (g times log₂e). g = −inf is a clamped g like others, and −inf − (−inf) never arises.
 """
 
 import triton
@@ -68,7 +70,7 @@ def store_tile(x, rows, columns, stride, n_rows, n_columns, value):
 def step_decays(
     g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, SUB: tl.constexpr
 ):  # fmt: skip
-    """g as [C / SUB, SUB, BK] in powers of two, from width K, 1 (one decay per head) or 0 (none)."""
+    """g as [C / SUB, SUB, BK] in powers of two, clamped, from width K, 1 (one decay per head) or 0 (none)."""
     C: tl.constexpr = rows.shape[0]
     BK: tl.constexpr = columns.shape[0]
     if WIDTH == 0:
@@ -110,7 +112,7 @@ def flat(x):
 
 @triton.jit
 def inverse(A, C: tl.constexpr, LOG_C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + A)⁻¹ of a strictly lower triangular A. With D the inverses of the diagonal blocks of HALF tokens, those of
+    """(I + A)⁻¹ of a strictly lower triangular A. With D the inverses of its diagonal blocks of some size, those of
     twice the size are D − D M D, M the lower left quarters of A: dense products, since D is block diagonal."""
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     D = tl.where(i == j, 1.0, tl.where(i ^ j == 1, -A, 0.0))
