@@ -33,6 +33,42 @@ def main(
     pass
 
 
+bench = typer.Typer(help="Measure speed, behind a gate on correctness.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command()
+def ops(
+    out: Annotated[Path | None, typer.Option(help="Where the numbers go, as JSON.")] = None,
+    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 in the same run.")] = "",
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+    impl: Annotated[str, typer.Option(help="The form to time.")] = "auto",
+    batch: Annotated[int, typer.Option(min=1)] = 32,
+    tokens: Annotated[int, typer.Option(min=1)] = 2048,
+    heads: Annotated[int, typer.Option(min=1)] = 6,
+    width: Annotated[int, typer.Option(min=1, help="Of keys and of values.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Calls of each candidate that count.")] = 20,
+) -> None:
+    """Time the op, forward and backward, and on a GPU also prefill, decoding and the first call."""
+    import torch
+
+    from .bench import Shape
+    from .bench import ops as measure
+
+    console = Console()
+    if against not in ("", "fla"):
+        console.print(f"--against: expected 'fla' or nothing, got {against}", style="red", markup=False)
+        raise typer.Exit(2)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape = Shape(batch=batch, tokens=tokens, heads=heads, width=width)
+    try:
+        measure(console, out=out, device=device, shape=shape, impl=impl, fla=against == "fla", rounds=rounds)
+    except (RuntimeError, ImportError) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+
+
 @app.command()
 def doctor(
     device: Annotated[str, typer.Option(help="Where to check; 'auto' takes a GPU if there is one.")] = "auto",

@@ -1,0 +1,294 @@
+"""`qed bench ops`: the op's speed, errors and memory, beside flash-linear-attention's in the same run.
+
+Nothing is timed before it is right: the form that would be timed is first compared with float64 at 512 tokens.
+Candidates then take turns, call by call, so that they meet the same machine; medians are compared.
+
+Two kinds of figures. The *op* takes a, u and unit q, k; the *operator* starts, as fla's does, from raw q, k, v and the
+gates b and w, and normalises and gates them (ours: in torch, before the op).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from . import __version__
+from .ops import erase_write, erase_write_step, explain
+from .rules import RULES, Operands, Projections, l2_normalize, qed_attention
+from .testing import relative_error
+
+STRENGTH = 0.1
+ERROR_BARS = {"o": 6e-3, "dq": 6e-3, "dk": 6e-3, "da": 6e-3, "du": 6e-3, "dg": 1e-2}  # of bfloat16 at T = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """K = V = width."""
+
+    batch: int = 32
+    tokens: int = 2048
+    heads: int = 6
+    width: int = 128
+
+
+class Raw(dict[str, Tensor]):
+    """q, k, v, b, w in bfloat16 and g in float32: what a layer's projections would be."""
+
+    @staticmethod
+    def draw(shape: Shape, device: str) -> Raw:
+        full = (shape.batch, shape.tokens, shape.heads, shape.width)
+        raw = {name: torch.randn(full, device=device).bfloat16() for name in "qkv"}
+        raw["g"] = -torch.nn.functional.softplus(torch.randn(full, device=device) - 4)
+        return Raw(raw | {name: torch.rand(full, device=device).bfloat16() for name in "bw"})
+
+    def operands(self, rule: str) -> Operands:
+        q, k = l2_normalize(self["q"]), l2_normalize(self["k"])
+        strength = STRENGTH if RULES[rule].strength else None
+        return RULES[rule].operands(Projections(q, k, self["v"], self["g"], self["b"], self["w"], strength))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A function of leaves; what is timed is it, and it with its backward."""
+
+    leaves: list[Tensor]
+    output: Callable[..., Tensor]
+
+    @staticmethod
+    def of(tensors: list[Tensor], output: Callable[..., Tensor]) -> Candidate:
+        return Candidate(leaves=[x.detach().requires_grad_() for x in tensors], output=output)
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self.output(*self.leaves)
+
+    def forward_backward(self) -> None:
+        for x in self.leaves:
+            x.grad = None
+        o = self.output(*self.leaves)
+        o.backward(o.detach())
+
+
+def candidates(shape: Shape, device: str, impl: str, fla: bool) -> dict[str, Candidate]:
+    raw = Raw.draw(shape, device)
+
+    def op(q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor) -> Tensor:
+        return erase_write(q, k, a, u, g, impl=impl)[0]
+
+    def operator(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        return qed_attention(q, k, v, g, b, w, STRENGTH, impl=impl)[0]
+
+    found = {}
+    for rule in ("qed", "gdn2"):
+        *operands, g = raw.operands(rule)
+        assert g is not None
+        found[f"{rule}, op"] = Candidate.of([*operands, g], op)
+    found["qed, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], operator)
+    if fla:
+        from fla.ops.gdn2 import chunk_gdn2
+
+        def theirs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor) -> Tensor:
+            return chunk_gdn2(q, k, v, g, b, w, use_qk_l2norm_in_kernel=True)[0]
+
+        found["fla gdn2, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], theirs)
+    return found
+
+
+def gate(device: str, impl: str, heads: int, width: int) -> dict[str, float]:
+    """Relative errors of outputs and gradients in bfloat16 against the float64 chunk form, itself the loop to 1e-12."""
+    raw = Raw.draw(Shape(batch=2, tokens=512, heads=heads, width=width), device)
+    *low, g = raw.operands("qed")
+    assert g is not None
+    cotangent = torch.randn_like(raw["v"])
+
+    def results(tensors: list[Tensor], form: str) -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        q, k, a, u, decay = leaves
+        o, _ = erase_write(q, k, a, u, decay, impl=form)
+        return [o, *torch.autograd.grad(o, leaves, cotangent.to(o.dtype))]
+
+    found = results([*low, g], impl)
+    truth = results([x.double() for x in (*low, g)], "chunkwise")
+    errors = [relative_error(x, y) for x, y in zip(found, truth, strict=True)]
+    return dict(zip(("o", "dq", "dk", "da", "du", "dg"), errors, strict=True))
+
+
+def milliseconds(device: str, call: Callable[[], None]) -> float:
+    """Of one call, the device idle before it."""
+    if not device.startswith("cuda"):
+        start = time.perf_counter()
+        call()
+        return (time.perf_counter() - start) * 1e3
+    start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start_event.record()
+    call()
+    end_event.record()
+    torch.cuda.synchronize()
+    return float(start_event.elapsed_time(end_event))
+
+
+def side_by_side(device: str, calls: dict[str, Callable[[], None]], rounds: int, console: Console) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for i in track(range(rounds + 3), description=", ".join(calls)[:60], console=console):
+        for name, call in calls.items():
+            took = milliseconds(device, call)
+            if i >= 3:
+                times[name].append(took)
+    return {name: statistics.median(x) for name, x in times.items()}
+
+
+def peak_gib(call: Callable[[], None]) -> float:
+    call()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def decode_microseconds(batch: int, heads: int, width: int, impl: str, steps: int = 100) -> float:
+    """One step of a CUDA graph of many, in place."""
+    token = Raw.draw(Shape(batch=batch, tokens=1, heads=heads, width=width), "cuda").operands("qed")
+    q, k, a, u, g = (x[:, 0].contiguous() for x in token if x is not None)
+    state = torch.zeros(batch, heads, width, width, device="cuda")
+
+    def run() -> None:
+        for _ in range(steps):
+            erase_write_step(q, k, a, u, g, state=state, inplace=True, impl=impl)
+
+    with torch.no_grad():
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        return statistics.median(milliseconds("cuda", graph.replay) for _ in range(10)) / steps * 1e3
+
+
+def cold_start_seconds(shape: Shape) -> float:
+    """First forward and backward in a fresh process that has nothing compiled, imports of qed included."""
+    code = f"""
+import time, torch
+q, k, a, u = (torch.randn({shape.batch}, {shape.tokens}, {shape.heads}, {shape.width}, device="cuda").bfloat16()
+              .mul_(0.08).requires_grad_() for _ in range(4))
+g = -torch.rand({shape.batch}, {shape.tokens}, {shape.heads}, {shape.width}, device="cuda")
+torch.cuda.synchronize()
+start = time.perf_counter()
+import qed
+o, _ = qed.erase_write(q, k, a, u, g.requires_grad_(), impl="triton")
+o.backward(o.detach())
+torch.cuda.synchronize()
+print(time.perf_counter() - start)
+"""
+    with tempfile.TemporaryDirectory() as empty:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"TRITON_CACHE_DIR": empty}, capture_output=True, text=True
+        )
+    if done.returncode:
+        raise RuntimeError(f"the cold start failed:\n{done.stderr[-2000:]}")
+    return float(done.stdout.split()[-1])
+
+
+def ops(
+    console: Console, *, out: Path | None, device: str, shape: Shape, impl: str, fla: bool, rounds: int
+) -> dict[str, Any]:
+    """Gate, time, print, write. Raises RuntimeError if the gate is not passed."""
+    raw = Raw.draw(Shape(batch=1, tokens=1, heads=shape.heads, width=shape.width), device).operands("qed")
+    form = explain(raw.q, raw.k, raw.a, raw.u, raw.g, impl=impl).form
+    errors = gate(device, form, shape.heads, shape.width)
+    _print(
+        console,
+        f"{form}: relative errors against float64, bfloat16, T = 512",
+        {n: f"{e:.1e}" for n, e in errors.items()},
+    )
+    over = {name: error for name, error in errors.items() if not error <= ERROR_BARS[name]}
+    if over:
+        raise RuntimeError(f"correctness gate: {form} is further from float64 than allowed: {over}")
+    report: dict[str, Any] = {
+        "environment": _environment(device),
+        "shape": asdict(shape),
+        "form": form,
+        "errors": errors,
+    }
+
+    found = candidates(shape, device, form, fla)
+    times = side_by_side(device, {name: c.forward for name, c in found.items()}, rounds, console)
+    both = side_by_side(device, {name: c.forward_backward for name, c in found.items()}, rounds, console)
+    rows = {name: {"forward_ms": times[name], "forward_backward_ms": both[name]} for name in found}
+    if device.startswith("cuda"):
+        found.clear()  # each alone: another's tensors would count
+        for name, row in rows.items():
+            row["peak_gib"] = peak_gib(candidates(shape, device, form, fla)[name].forward_backward)
+    report |= {"candidates": rows, "qed_over_gdn2": both["qed, op"] / both["gdn2, op"]}
+    table = Table("", "forward ms", "forward + backward ms", "peak GiB", title=f"{form}, {asdict(shape)}")
+    for name, row in rows.items():
+        peak = f"{row['peak_gib']:.2f}" if "peak_gib" in row else ""
+        table.add_row(name, f"{row['forward_ms']:.3f}", f"{row['forward_backward_ms']:.3f}", peak)
+    console.print(table)
+    console.print(f"QED ÷ GDN-2, forward and backward of the op: {report['qed_over_gdn2']:.3f}")
+
+    lengths: dict[int, dict[str, float]] = {}
+    total = shape.batch * shape.tokens
+    for tokens in (shape.tokens << i for i in range(0, 6) if shape.tokens << i <= total):
+        one = candidates(Shape(**asdict(shape) | {"batch": total // tokens, "tokens": tokens}), device, form, False)[
+            "qed, op"
+        ]
+        calls = {"forward": one.forward, "forward_backward": one.forward_backward}
+        lengths[tokens] = side_by_side(device, calls, max(3, rounds // 2), console)
+    report["lengths_ms"] = lengths
+    _print(console, "QED op by T, batch × T fixed: forward | with backward, ms",
+           {str(t): f"{x['forward']:.2f} | {x['forward_backward']:.2f}" for t, x in lengths.items()})  # fmt: skip
+
+    if device.startswith("cuda"):
+        long = candidates(Shape(**asdict(shape) | {"batch": 1, "tokens": 32768}), device, form, fla)
+        report["prefill_32768_ms"] = side_by_side(device, {n: c.forward for n, c in long.items()}, rounds, console)
+        _print(console, "prefill, B = 1, T = 32768, ms", {n: f"{x:.3f}" for n, x in report["prefill_32768_ms"].items()})
+        if form == "triton":
+            steps = {batch: decode_microseconds(batch, shape.heads, shape.width, form) for batch in (1, 16, 64, 256)}
+            report |= {"decode_us": steps, "cold_start_s": cold_start_seconds(shape)}
+            _print(console, "decode step by batch, µs", {str(b): f"{x:.2f}" for b, x in steps.items()})
+            console.print(f"first forward and backward with nothing compiled: {report['cold_start_s']:.1f} s")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=2) + "\n")
+        console.print(f"written to {out}")
+    return report
+
+
+def _print(console: Console, title: str, row: dict[str, str]) -> None:
+    table = Table(*row, title=title)
+    table.add_row(*row.values())
+    console.print(table)
+
+
+def _environment(device: str) -> dict[str, str]:
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or device
+    packages = {package: installed(package) for package in ("triton", "fla-core")}
+    return {
+        "qed": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": name,
+    } | packages

@@ -1,0 +1,45 @@
+"""`qed bench ops`: what it measures at a size a CPU can do, and that it refuses to time a wrong result."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from qed.cli import app
+from qed.ops.registration import SEQUENCE_OPS
+
+SIZES = {"batch": 2, "tokens": 64, "heads": 1, "width": 16, "rounds": 1}
+SMALL = ["bench", "ops", "--device", "cpu", *(word for name, x in SIZES.items() for word in (f"--{name}", str(x)))]
+
+
+def test_measures_and_writes(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "ops.json"
+    result = CliRunner().invoke(app, [*SMALL, "--out", str(file)])
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    assert report["form"] == "chunkwise"
+    assert set(report["candidates"]) == {"qed, op", "gdn2, op", "qed, operator"}
+    assert all(row["forward_backward_ms"] > 0 for row in report["candidates"].values())
+    assert set(report["lengths_ms"]) == {"64", "128"}
+    assert max(report["errors"].values()) < 6e-3
+
+
+def test_a_wrong_form_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def wrong(*arguments: object) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        o, state, saved = SEQUENCE_OPS["chunkwise"](*arguments)
+        return o * (1.02 if o.dtype == torch.bfloat16 else 1), state, saved
+
+    monkeypatch.setattr("qed.ops.api.SEQUENCE_OPS", SEQUENCE_OPS | {"chunkwise": wrong})
+    file = tmp_path / "ops.json"
+    result = CliRunner().invoke(app, [*SMALL, "--out", str(file)])
+    assert result.exit_code == 1
+    assert "correctness gate" in result.output
+    assert not file.exists()
+
+
+def test_another_peer_is_refused() -> None:
+    result = CliRunner().invoke(app, [*SMALL, "--against", "flash"])
+    assert result.exit_code == 2
+    assert "--against: expected 'fla' or nothing, got flash" in result.output
