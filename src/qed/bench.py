@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from . import __version__
 from .ops import erase_write, erase_write_step, explain
 from .rules import RULES, Operands, Projections, l2_normalize, qed_attention
-from .testing import relative_error
+from .testing import environment, relative_error
 
 STRENGTH = 0.1
 ERROR_BARS = {"o": 6e-3, "dq": 6e-3, "dk": 6e-3, "da": 6e-3, "du": 6e-3, "dg": 1e-2}  # of bfloat16 at T = 512
@@ -221,7 +218,7 @@ def ops(
     if over:
         raise RuntimeError(f"correctness gate: {form} is further from float64 than allowed: {over}")
     report: dict[str, Any] = {
-        "environment": _environment(device),
+        "environment": environment(device),
         "shape": asdict(shape),
         "form": form,
         "errors": errors,
@@ -275,20 +272,3 @@ def _print(console: Console, title: str, row: dict[str, str]) -> None:
     table = Table(*row, title=title)
     table.add_row(*row.values())
     console.print(table)
-
-
-def _environment(device: str) -> dict[str, str]:
-    def installed(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "not installed"
-
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or device
-    packages = {package: installed(package) for package in ("triton", "fla-core")}
-    return {
-        "qed": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": name,
-    } | packages

@@ -33,6 +33,12 @@ def main(
     pass
 
 
+def _device(name: str) -> str:
+    import torch
+
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
 bench = typer.Typer(help="Measure speed, behind a gate on correctness.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
@@ -50,8 +56,6 @@ def ops(
     rounds: Annotated[int, typer.Option(min=1, help="Calls of each candidate that count.")] = 20,
 ) -> None:
     """Time the op, forward and backward, and on a GPU also prefill, decoding and the first call."""
-    import torch
-
     from .bench import Shape
     from .bench import ops as measure
 
@@ -59,8 +63,7 @@ def ops(
     if against not in ("", "fla"):
         console.print(f"--against: expected 'fla' or nothing, got {against}", style="red", markup=False)
         raise typer.Exit(2)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _device(device)
     shape = Shape(batch=batch, tokens=tokens, heads=heads, width=width)
     try:
         measure(console, out=out, device=device, shape=shape, impl=impl, fla=against == "fla", rounds=rounds)
@@ -86,8 +89,7 @@ def doctor(
     if dtype not in dtypes:
         console.print(f"--dtype: expected one of {', '.join(sorted(dtypes))}, got {dtype}", style="red", markup=False)
         raise typer.Exit(2)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _device(device)
     sound = examine(console, device=device, dtype=getattr(torch, dtype), heads=heads, width=width, tokens=tokens)
     console.print("sound" if sound else "not sound: do not train with this", style="green" if sound else "red")
     raise typer.Exit(0 if sound else 1)

@@ -6,21 +6,21 @@ and compared with the float64 loop, before anything is trained with them.
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
-
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from .ops import explain
 from .ops.forms import IMPLS
-from .testing import Case, over_budget
+from .testing import Case, environment, over_budget
 
 
 def examine(console: Console, *, device: str, dtype: torch.dtype, heads: int, width: int, tokens: int) -> bool:
     """Print what was found; True if every form that runs here is within its error budget."""
-    console.print(_environment(device))
+    found = Table("", "", show_header=False)
+    for name, value in environment(device).items():
+        found.add_row(name, value)
+    console.print(found)
     case = Case(batch=2, tokens=tokens, heads=heads, key_width=width, value_width=width, log_decay=-0.1)
     inputs = case.inputs(device=device)
     low = {name: x.to(torch.float32 if name in ("g", "initial_state") else dtype) for name, x in inputs.items()}
@@ -30,12 +30,13 @@ def examine(console: Console, *, device: str, dtype: torch.dtype, heads: int, wi
     for impl in IMPLS[1:]:
         try:
             explain(**low, impl=impl)
-            products = dtype if impl == "triton" else None
-            over = over_budget(inputs, impl=impl, dtype=dtype, products=products)
-        except RuntimeError as error:
-            # A form that cannot run here is no fault; one that should and fails is.
-            verdict = str(error)
-            sound &= "cannot run here" in verdict
+        except RuntimeError as cannot:  # no fault: it says so instead of running
+            table.add_row(impl, str(cannot))
+            continue
+        try:
+            over = over_budget(inputs, impl=impl, dtype=dtype, products=dtype if impl == "triton" else None)
+        except RuntimeError as failure:
+            sound, verdict = False, str(failure)
         else:
             sound &= not over
             beyond = ", ".join(f"{name} off by {e:.1e}, allowed {budget:.1e}" for name, (e, budget) in over.items())
@@ -43,19 +44,3 @@ def examine(console: Console, *, device: str, dtype: torch.dtype, heads: int, wi
         table.add_row(impl, verdict)
     console.print(table)
     return sound
-
-
-def _environment(device: str) -> Table:
-    table = Table("", "", show_header=False)
-    table.add_row("Python", platform.python_version())
-    for package in ("qed-attention", "torch", "triton", "transformers"):
-        try:
-            table.add_row(package, version(package))
-        except PackageNotFoundError:
-            table.add_row(package, "not installed")
-    if device.startswith("cuda"):
-        major, minor = torch.cuda.get_device_capability(device)
-        table.add_row("device", f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}")
-    else:
-        table.add_row("device", device)
-    return table

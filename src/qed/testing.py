@@ -3,7 +3,9 @@ budgets taken from a lower precision's own error instead of from taste."""
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import torch
@@ -140,6 +142,23 @@ def over_budget(
         if not error <= budget:
             over[name] = (error, budget)
     return over
+
+
+def environment(device: str) -> dict[str, str]:
+    """What a result depends on, by name."""
+
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    name = device
+    if device.startswith("cuda"):
+        major, minor = torch.cuda.get_device_capability(device)
+        name = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+    packages = ("qed-attention", "torch", "triton", "transformers", "fla-core")
+    return {"python": platform.python_version(), "device": name} | {x: installed(x) for x in packages}
 
 
 def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

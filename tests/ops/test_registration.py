@@ -25,11 +25,11 @@ def test_opcheck(decay: str, packed: bool) -> None:
     inputs = case.inputs(torch.float32)
     q, k, a, u, g, state = (None if x is None else x.requires_grad_() for x in inputs.values())
     cu_seqlens = torch.tensor([0, 3, 3, 40]) if packed else None
-    torch.library.opcheck(torch.ops.qed.erase_write_chunkwise.default, (q, k, a, u, g, state, cu_seqlens, 0.5, True))
-    saved = torch.ops.qed.erase_write_chunkwise(q, k, a, u, g, state, cu_seqlens, 0.5, True)[2]
+    torch.library.opcheck(torch.ops.qed.erase_write_chunkwise_2.default, (q, k, a, u, g, state, cu_seqlens, 0.5, True))
+    saved = torch.ops.qed.erase_write_chunkwise_2(q, k, a, u, g, state, cu_seqlens, 0.5, True)[2]
     gradients = torch.randn(1 if packed else 2, 40, 2, 16), torch.randn(3 if packed else 2, 2, 16, 16)
     torch.library.opcheck(
-        torch.ops.qed.erase_write_chunkwise_backward.default,
+        torch.ops.qed.erase_write_chunkwise_2_backward.default,
         tuple(
             [x.detach() for x in x] if isinstance(x, list) else x.detach() if isinstance(x, torch.Tensor) else x
             for x in (*gradients, q, k, a, u, g, cu_seqlens, 0.5, saved)
@@ -134,4 +134,4 @@ def test_checkpointing_recomputes_the_same_gradients() -> None:
 def test_nothing_is_kept_without_gradients() -> None:
     inputs = Case().inputs()
     *x, cu_seqlens = (*inputs.values(), None)
-    assert torch.ops.qed.erase_write_chunkwise(*x, cu_seqlens, 1.0, False)[2] == []
+    assert torch.ops.qed.erase_write_chunkwise_2(*x, cu_seqlens, 1.0, False)[2] == []

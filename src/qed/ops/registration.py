@@ -6,7 +6,7 @@
 `saved` is what the backward starts from, empty unless `save`. Being operators, they are opaque to torch.compile:
 no graph break, no unrolled loop, and their value checks run inside.
 
-torch.compile keeps graphs on disk by operator name: if what a form saves ever changes shape, change its name too.
+torch.compile keeps graphs on disk by operator name: when what a form saves changes shape, its name takes a new number.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _triton(name: str) -> Callable[..., Any]:
 
 
 SEQUENCE_OPS = {
-    "chunkwise": register("chunkwise", chunkwise.forward, chunkwise.backward, chunkwise.saved_like),
+    "chunkwise": register("chunkwise_2", chunkwise.forward, chunkwise.backward, chunkwise.saved_like),
     "triton": register("triton", _triton("forward"), _triton("backward"), _triton("saved_like")),
 }
 

@@ -113,6 +113,20 @@ def test_step_equals_one_token(widths: tuple[int, int], decay: str) -> None:
     assert torch.equal(o_in_place, o)
 
 
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_in_place_refuses_what_it_cannot_do(impl: str) -> None:
+    inputs = Case(batch=2, tokens=1).inputs(torch.float32, device=DEVICE)
+    state = inputs.pop("initial_state")
+    token = {name: x[:, 0] for name, x in inputs.items()}
+    kept = state.clone()
+    with pytest.raises(RuntimeError, match="inplace=True cannot be differentiated"):
+        erase_write_step(**(token | {"q": token["q"].clone().requires_grad_()}), state=state, inplace=True, impl=impl)
+    if impl == "triton":
+        with pytest.raises(ValueError, match="state: inplace=True expects contiguous memory"):
+            erase_write_step(**token, state=state.mT, inplace=True, impl=impl)
+    assert torch.equal(state, kept)
+
+
 def test_step_gradients() -> None:
     inputs = Case(batch=2, tokens=1).inputs(torch.float32, device=DEVICE)
     state = inputs.pop("initial_state")

@@ -36,7 +36,7 @@ KNOWN_BAD = (
     KnownBad(
         architectures=((0, 0), (99, 0)),
         versions=((0, 0, 0), (3, 6, 0)),
-        why="the kernels are written for Triton 3.6 and newer; 3.4 and 3.5 miscompile products on Hopper",
+        why="the kernels are written for Triton 3.6 and newer",
     ),
 )
 
