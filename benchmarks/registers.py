@@ -26,7 +26,10 @@ from triton.compiler import ASTSource
 from qed.ops.triton import launch
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB a program may have
-KERNELS = ("chunk_terms", "chunk_states", "state_gradients", "pair_gradients", "chunk_gradients", "decode_step")
+KERNELS = (
+    *("chunk_terms", "chunk_states", "segment_starts", "state_gradients", "pair_gradients", "chunk_gradients"),
+    "decode_step",
+)
 TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -37,28 +40,28 @@ TYPES = {
 
 
 class Recorder:
-    """Stands in for a kernel in the launcher and keeps the arguments it would be launched with."""
+    """Stands in for a kernel in the launcher and keeps the arguments of every launch."""
 
     def __init__(self, kernel: Any):
         self.kernel = kernel
-        self.args: tuple[Any, ...] = ()
-        self.options: dict[str, Any] = {}
+        self.launches: list[dict[str, Any]] = []
 
     def __getitem__(self, grid: object) -> Any:
         def record(*args: Any, **options: Any) -> None:
-            self.args, self.options = args, options
+            if not any(all(known[name] == x for name, x in options.items()) for known in self.launches):
+                self.launches.append(dict(zip(self.kernel.arg_names, args, strict=False)) | options)
 
         return record
 
-    def compile(self, arch: int) -> Any:
-        given = dict(zip(self.kernel.arg_names, self.args, strict=False)) | self.options
+    def compile(self, launched: dict[str, Any], arch: int) -> Any:
+        given = dict(launched)
         launch_options = {name: given.pop(name) for name in ("num_warps", "num_stages")}
         signature, constants, attributes = {}, {}, {}
         for i, name in enumerate(self.kernel.arg_names):
             x = given[name]
             if isinstance(x, torch.Tensor):
                 signature[name], attributes[(i,)] = TYPES[x.dtype], [["tt.divisibility", 16]]
-            elif isinstance(x, float):
+            elif isinstance(x, float) and name.islower():
                 signature[name] = "fp32"
             elif type(x) is int and name.islower():
                 signature[name] = "i32"
@@ -70,15 +73,16 @@ class Recorder:
         return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch_options)
 
 
-def record(dtype: torch.dtype, width: int, packed: bool = False) -> dict[str, Recorder]:
-    """The arguments of every kernel for one forward, backward and step at heads of `width`."""
+def record(dtype: torch.dtype, width: int) -> dict[str, Recorder]:
+    """The different launches of every kernel at heads of `width`: for many short sequences, and for one long."""
     found = {name: Recorder(getattr(launch, name)) for name in KERNELS}
     for name, recorder in found.items():
         setattr(launch, name, recorder)
-    q, k, a, u, do = (torch.empty(2, 128, 6, width, dtype=dtype) for _ in range(5))
-    g, state = torch.empty(2, 128, 6, width), torch.empty(2, 6, width, width)
-    _, _, saved = launch.forward(q, k, a, u, g, state, None, 0.5, True)
-    launch.backward(do, state, q, k, a, u, g, None, 0.5, saved)
+    for batch, tokens in ((32, 64), (1, 1024)):
+        q, k, a, u, do = (torch.empty(batch, tokens, 6, width, dtype=dtype) for _ in range(5))
+        g, state = torch.empty(batch, tokens, 6, width), torch.empty(batch, 6, width, width)
+        _, _, saved = launch.forward(q, k, a, u, g, state, None, 0.5, True)
+        launch.backward(do, state, q, k, a, u, g, None, 0.5, saved)
     launch.step(q[:, 0], k[:, 0], a[:, 0], u[:, 0], g[:, 0], state, 0.5, state)
     for name, recorder in found.items():
         setattr(launch, name, recorder.kernel)
@@ -105,17 +109,18 @@ def main() -> None:
     table = Table("kernel", "tile", "warps", "registers", "shared KiB", "spill stores", "HGMMA", "HMMA", "seconds")
     table.title = f"sm_{options.arch}, Triton {triton.__version__}, {options.dtype}, K = V = {options.width}"
     too_much = []
-    for name, recorder in record(getattr(torch, options.dtype), options.width).items():
+    recorders = record(getattr(torch, options.dtype), options.width)
+    for recorder, launched in ((x, y) for x in recorders.values() for y in x.launches):
+        name = recorder.kernel.fn.__name__ + (", cut" if launched.get("LEVELS") else ", maps" if launched.get("MAPS") else "")
         start = time.perf_counter()
-        compiled = recorder.compile(options.arch)
+        compiled = recorder.compile(launched, options.arch)
         seconds = time.perf_counter() - start
-        u, o = usage(compiled.asm["cubin"]), recorder.options
-        tile = f"{o.get('BK', 0)}×{o.get('BV', 0)}"
+        u, tile = usage(compiled.asm["cubin"]), f"{launched.get('BK', 0)}×{launched.get('BV', 0)}"
         shared = f"{compiled.metadata.shared / 1024:.0f}"
         if compiled.metadata.shared > 1024 * SHARED.get(options.arch, 227):
             too_much.append(name)
-        row = (name, tile, o["num_warps"], u["REG"], shared, u["spills"], u["HGMMA"], u["HMMA"], f"{seconds:.1f}")
-        table.add_row(*map(str, row))
+        row = (name, tile, launched["num_warps"], u["REG"], shared, u["spills"], u["HGMMA"], u["HMMA"])
+        table.add_row(*map(str, row), f"{seconds:.1f}")
     Console(width=120).print(table)
     if too_much:
         raise SystemExit(f"more shared memory than sm_{options.arch} has: {', '.join(too_much)}")

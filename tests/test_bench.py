@@ -27,9 +27,9 @@ def test_measures_and_writes(tmp_path: Path) -> None:
 
 
 def test_a_wrong_form_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def wrong(*arguments: object) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        o, state, saved = SEQUENCE_OPS["chunkwise"](*arguments)
-        return o * (1.02 if o.dtype == torch.bfloat16 else 1), state, saved
+    def wrong(*arguments: object, save: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        o, state = SEQUENCE_OPS["chunkwise"](*arguments, save=save)
+        return o * (1.02 if o.dtype == torch.bfloat16 else 1), state
 
     monkeypatch.setattr("qed.ops.api.SEQUENCE_OPS", SEQUENCE_OPS | {"chunkwise": wrong})
     file = tmp_path / "ops.json"

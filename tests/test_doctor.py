@@ -18,9 +18,9 @@ def test_a_sound_installation() -> None:
 
 
 def test_a_wrong_form_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*arguments: object) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        o, state, saved = SEQUENCE_OPS["chunkwise"](*arguments)
-        return o * 1.001, state, saved
+    def wrong(*arguments: object, save: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        o, state = SEQUENCE_OPS["chunkwise"](*arguments, save=save)
+        return o * 1.001, state
 
     monkeypatch.setattr("qed.ops.api.SEQUENCE_OPS", SEQUENCE_OPS | {"chunkwise": wrong})
     result = CliRunner().invoke(app, SMALL)

@@ -18,6 +18,10 @@ needs_compiler = pytest.mark.skipif(
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=needs_compiler)]
 
 
+def _detached(*values: object) -> tuple[object, ...]:
+    return tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in values)
+
+
 @pytest.mark.parametrize("decay", ["none", "head", "channel"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_opcheck(decay: str, packed: bool) -> None:
@@ -25,15 +29,15 @@ def test_opcheck(decay: str, packed: bool) -> None:
     inputs = case.inputs(torch.float32)
     q, k, a, u, g, state = (None if x is None else x.requires_grad_() for x in inputs.values())
     cu_seqlens = torch.tensor([0, 3, 3, 40]) if packed else None
-    torch.library.opcheck(torch.ops.qed.erase_write_chunkwise_2.default, (q, k, a, u, g, state, cu_seqlens, 0.5, True))
-    saved = torch.ops.qed.erase_write_chunkwise_2(q, k, a, u, g, state, cu_seqlens, 0.5, True)[2]
+    arguments = (q, k, a, u, g, state, cu_seqlens, 0.5)
+    torch.library.opcheck(torch.ops.qed.erase_write_chunkwise_saving.default, arguments)
+    with torch.no_grad():
+        torch.library.opcheck(torch.ops.qed.erase_write_chunkwise.default, _detached(*arguments))
+    _, _, *saved = torch.ops.qed.erase_write_chunkwise_saving(*arguments)
     gradients = torch.randn(1 if packed else 2, 40, 2, 16), torch.randn(3 if packed else 2, 2, 16, 16)
     torch.library.opcheck(
-        torch.ops.qed.erase_write_chunkwise_2_backward.default,
-        tuple(
-            [x.detach() for x in x] if isinstance(x, list) else x.detach() if isinstance(x, torch.Tensor) else x
-            for x in (*gradients, q, k, a, u, g, cu_seqlens, 0.5, saved)
-        ),
+        torch.ops.qed.erase_write_chunkwise_backward.default,
+        (*_detached(*gradients, q, k, a, u, g, cu_seqlens, 0.5), list(_detached(*saved))),
     )
 
 
@@ -133,5 +137,8 @@ def test_checkpointing_recomputes_the_same_gradients() -> None:
 
 def test_nothing_is_kept_without_gradients() -> None:
     inputs = Case().inputs()
-    *x, cu_seqlens = (*inputs.values(), None)
-    assert torch.ops.qed.erase_write_chunkwise_2(*x, cu_seqlens, 1.0, False)[2] == []
+    arguments = (*inputs.values(), None, 1.0)
+    assert len(torch.ops.qed.erase_write_chunkwise(*arguments)) == 2
+    inputs["q"].requires_grad_()
+    with pytest.raises(RuntimeError, match="erase_write_chunkwise saves nothing for a backward"):
+        torch.ops.qed.erase_write_chunkwise(*arguments)[0].sum().backward()

@@ -54,8 +54,7 @@ def erase_write(
         return reference.erase_write(q, k, a, u, g, initial_state, cu_seqlens, scale)
     differentiable = [x for x in (q, k, a, u, g, initial_state) if x is not None]
     save = torch.is_grad_enabled() and any(x.requires_grad for x in differentiable)
-    o, state, _ = SEQUENCE_OPS[form](q, k, a, u, g, initial_state, cu_seqlens, float(scale), save)
-    return o, state
+    return SEQUENCE_OPS[form](q, k, a, u, g, initial_state, cu_seqlens, float(scale), save=save)
 
 
 def erase_write_step(

@@ -1,17 +1,20 @@
 """The chunk forms as torch operators: schemas, fake kernels and autograd.
 
-    qed::erase_write_<form>(q, k, a, u, g, initial_state, cu_seqlens, scale, save) -> (o, state, saved)
+    qed::erase_write_<form>(q, k, a, u, g, initial_state, cu_seqlens, scale) -> (o, state)
+    qed::erase_write_<form>_saving(the same) -> (o, state, and what the backward starts from)
     qed::erase_write_<form>_backward(do, dstate, q, k, a, u, g, cu_seqlens, scale, saved) -> six gradients
 
-`saved` is what the backward starts from, empty unless `save`. Being operators, they are opaque to torch.compile:
-no graph break, no unrolled loop, and their value checks run inside.
+Being operators, they are opaque to torch.compile: no graph break, no unrolled loop, and their value checks run inside.
+They are made with `Library`, and what is saved is a fixed number of tensors, not a list: `custom_op` and lists together
+cost twice as much time before a kernel starts.
 
-torch.compile keeps graphs on disk by operator name: when what a form saves changes shape, its name takes a new number.
+torch.compile keeps graphs on disk by operator name: when what a form saves changes shape, its name must change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,14 +25,22 @@ from .packing import sequence_count
 from .precision import compute_dtype
 from .validation import check_values
 
+_LIBRARY = torch.library.Library("qed", "FRAGMENT")
 _INPUTS = "Tensor q, Tensor k, Tensor a, Tensor u, Tensor? g"
-_FORWARD = (
-    f"({_INPUTS}, Tensor? initial_state, Tensor? cu_seqlens, float scale, bool save) -> (Tensor, Tensor, Tensor[])"
-)
-_BACKWARD = (
-    f"(Tensor do, Tensor dstate, {_INPUTS}, Tensor? cu_seqlens, float scale, Tensor[] saved)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
+_FORWARD = f"({_INPUTS}, Tensor? initial_state, Tensor? cu_seqlens, float scale)"
+_BACKWARD = f"(Tensor do, Tensor? dstate, {_INPUTS}, Tensor? cu_seqlens, float scale, Tensor[] saved)"
+
+
+def _tensors(count: int) -> str:
+    return f" -> ({', '.join(['Tensor'] * count)})"
+
+
+def _define(name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"qed::{name}", fake, lib=_LIBRARY)
+    operator: Callable[..., Any] = getattr(torch.ops.qed, name).default
+    return operator
 
 
 def register(
@@ -37,51 +48,29 @@ def register(
     forward: Callable[..., tuple[Tensor, Tensor, list[Tensor]]],
     backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]],
     saved_like: Callable[[Tensor, Tensor, Tensor | None], list[Tensor]],
-) -> Callable[..., tuple[Tensor, Tensor, list[Tensor]]]:
-    """Register one form's forward and backward; returns the differentiable operator."""
+    saved_count: int,
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Register one form's forward and backward. Returns a function of the forward's arguments and of whether to save
+    what the backward starts from, to o and the final state."""
 
-    def run(
-        q: Tensor,
-        k: Tensor,
-        a: Tensor,
-        u: Tensor,
-        g: Tensor | None,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        scale: float,
-        save: bool,
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def run(save: bool, *inputs: Any) -> tuple[Tensor, ...]:
+        q, _, _, _, g, initial_state, cu_seqlens, _ = inputs
         check_values(g, initial_state, cu_seqlens, q.shape[1], "initial_state")
-        return forward(q, k, a, u, g, initial_state, cu_seqlens, scale, save)
-
-    op = torch.library.custom_op(f"qed::erase_write_{form}", run, mutates_args=(), schema=_FORWARD)
-    backward_op = torch.library.custom_op(
-        f"qed::erase_write_{form}_backward", backward, mutates_args=(), schema=_BACKWARD
-    )
+        o, state, saved = forward(*inputs, save)
+        return o, state, *saved
 
     def state_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> Tensor:
         shape = (sequence_count(q, cu_seqlens), *q.shape[2:], u.shape[-1])
         return q.new_empty(shape, dtype=compute_dtype(q.dtype))
 
-    @op.register_fake
-    def _(
-        q: Tensor,
-        k: Tensor,
-        a: Tensor,
-        u: Tensor,
-        g: Tensor | None,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        scale: float,
-        save: bool,
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        state = state_like(q, u, cu_seqlens)
-        return q.new_empty(u.shape), state, saved_like(q, u, cu_seqlens) if save else []
+    def run_fake(save: bool, *inputs: Any) -> tuple[Tensor, ...]:
+        q, _, _, u, _, _, cu_seqlens, _ = inputs
+        saved = saved_like(q, u, cu_seqlens) if save else []
+        return q.new_empty(u.shape), state_like(q, u, cu_seqlens), *saved
 
-    @backward_op.register_fake
-    def _(
+    def backward_fake(
         do: Tensor,
-        dstate: Tensor,
+        dstate: Tensor | None,
         q: Tensor,
         k: Tensor,
         a: Tensor,
@@ -95,30 +84,42 @@ def register(
         dg = q.new_empty(0) if g is None else g.new_empty(g.shape)
         return dq, dk, da, du, dg, state_like(q, u, cu_seqlens)
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]) -> None:
-        q, k, a, u, g, initial_state, cu_seqlens, ctx.scale, save = inputs
-        if not save:
-            raise RuntimeError("qed: a forward without save=True cannot be differentiated")
-        ctx.has_initial_state = initial_state is not None
-        ctx.save_for_backward(q, k, a, u, g, cu_seqlens, *output[2])
-        ctx.set_materialize_grads(False)  # no zeros the size of `saved`
+    name = f"erase_write_{form}"
+    plain = _define(name, _FORWARD + _tensors(2), partial(run, False), partial(run_fake, False))
+    saving = _define(
+        f"{name}_saving", _FORWARD + _tensors(2 + saved_count), partial(run, True), partial(run_fake, True)
+    )
+    backward_op = _define(f"{name}_backward", _BACKWARD + _tensors(6), backward, backward_fake)
 
-    def differentiate(ctx: Any, do: Tensor | None, dstate: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        q, k, a, u, g, initial_state, cu_seqlens, ctx.scale = inputs
+        ctx.has_initial_state = initial_state is not None
+        ctx.save_for_backward(q, k, a, u, g, cu_seqlens, *output[2:])
+        ctx.set_materialize_grads(False)  # no zeros the size of what is saved
+
+    def differentiate(ctx: Any, do: Tensor | None, dstate: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         q, k, a, u, g, cu_seqlens, *saved = ctx.saved_tensors
         if do is None:
             do = q.new_zeros(u.shape)
-        if dstate is None:
-            dstate = torch.zeros_like(state_like(q, u, cu_seqlens))
         dq, dk, da, du, dg, ds = backward_op(do, dstate, q, k, a, u, g, cu_seqlens, ctx.scale, saved)
         return (
             *(dq, dk, da, du),
             None if g is None else dg,
             ds if ctx.has_initial_state else None,
-            *(None, None, None),
+            *(None, None),
         )
 
-    op.register_autograd(differentiate, setup_context=setup_context)
-    return op
+    def refuse(ctx: Any, *_: Any) -> None:
+        raise RuntimeError(f"qed: {name} saves nothing for a backward; {name}_saving does")
+
+    torch.library.register_autograd(f"qed::{name}", refuse, lib=_LIBRARY)
+    torch.library.register_autograd(f"qed::{name}_saving", differentiate, setup_context=setup_context, lib=_LIBRARY)
+
+    def call(*inputs: Any, save: bool) -> tuple[Tensor, Tensor]:
+        o, state, *_ = (saving if save else plain)(*inputs)
+        return o, state
+
+    return call
 
 
 def _triton(name: str) -> Callable[..., Any]:
@@ -133,8 +134,8 @@ def _triton(name: str) -> Callable[..., Any]:
 
 
 SEQUENCE_OPS = {
-    "chunkwise": register("chunkwise_2", chunkwise.forward, chunkwise.backward, chunkwise.saved_like),
-    "triton": register("triton", _triton("forward"), _triton("backward"), _triton("saved_like")),
+    "chunkwise": register("chunkwise", chunkwise.forward, chunkwise.backward, chunkwise.saved_like, 3),
+    "triton": register("triton", _triton("forward"), _triton("backward"), _triton("saved_like"), 9),
 }
 
 _STEP = f"({_INPUTS}, Tensor state, float scale) -> (Tensor, Tensor)"
@@ -154,12 +155,15 @@ def _step_triton_in_place(
     return _triton("step")(q, k, a, u, g, state, scale, state)
 
 
-step_triton = torch.library.custom_op("qed::erase_write_step_triton", _step_triton, mutates_args=(), schema=_STEP)
-step_triton_in_place = torch.library.custom_op(
-    "qed::erase_write_step_triton_", _step_triton_in_place, mutates_args=("state",), schema=_STEP_IN_PLACE
+step_triton = _define(
+    "erase_write_step_triton",
+    _STEP,
+    _step_triton,
+    lambda q, k, a, u, g, state, scale: (u.new_empty(u.shape), state.new_empty(state.shape)),
 )
-step_triton.register_fake(lambda q, k, a, u, g, state, scale: (u.new_empty(u.shape), state.new_empty(state.shape)))
-step_triton_in_place.register_fake(lambda q, k, a, u, g, state, scale: u.new_empty(u.shape))
+step_triton_in_place = _define(
+    "erase_write_step_triton_", _STEP_IN_PLACE, _step_triton_in_place, lambda q, k, a, u, *_: u.new_empty(u.shape)
+)
 
 
 def _step_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -179,4 +183,6 @@ def _step_backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None,
     return (*(None if x is None else next(found) for x in leaves), None)
 
 
-step_triton.register_autograd(_step_backward, setup_context=_step_context)
+torch.library.register_autograd(
+    "qed::erase_write_step_triton", _step_backward, setup_context=_step_context, lib=_LIBRARY
+)

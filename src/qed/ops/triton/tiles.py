@@ -3,13 +3,18 @@
 Decays. With G the running sum of g inside a chunk, a pair i > j needs exp(G_i − G_j) in every channel, and the sum over
 channels has to be a matrix product, so the exponential must fall apart into a factor of i and one of j.
 
-- Between sub-blocks of SUB tokens, as in `decay.py`, blocks of sub-blocks are halved again and again: where i lies in
-  the second half of a block and j in the first, both factors are decays, to the block's middle and from it. A token's
-  decay from its sub-block's start (rows) or to its end (keys) is the same at every level, so a level only needs one
-  more factor for every sub-block.
-- Inside a sub-block the middle of its decay c is the reference for all pairs: exp(G_i − c) · exp(c − G_j). One of the
-  two may be large, by no more than exp(80), because no g counts below −160 / SUB. For float32, SUB = 8: exp(−20) = 2e-9
-  is below its rounding of whatever it multiplies. For 16-bit numbers, SUB = 16: exp(−10) = 5e-5 is below theirs.
+- A chunk is one block, or several sub-blocks of SUB tokens. Pairs in one block are taken about its centre, half way down
+  its decay: exp(G_i − c) · exp(c − G_j). One of the two may be large, by no more than exp(±40) if a block's whole decay
+  is no less than exp(−80); any pair's product then stays finite.
+- Where a chunk decays further, it is cut: SUB is such that no sub-block can pass exp(−80), because no g counts below
+  −80 / SUB. For float32, SUB = 4: exp(−20) = 2e-9 is below its rounding of whatever it multiplies. For 16-bit numbers,
+  SUB = 8: exp(−10) = 5e-5 is below theirs.
+- Between sub-blocks, as in `decay.py`, blocks of them are halved again and again: where i lies in the second half and j
+  in the first, both factors are decays, from the middle and to it. A token's own factor, from its centre, is the same at
+  every level; a level only adds one for every sub-block.
+
+Few chunks are cut: gates near one keep most of them whole. So each kernel with pairs is launched twice, for all chunks
+as one block (SUB = C) and, with what it stores replaced, for the chunks that need cutting, which γ_C tells.
 
 Products are of the whole chunk with itself, masked to the pairs they are for: every operand is a full tile. Exponents
 are powers of two (g times log₂e). g = −inf is a clamped g like others, and −inf − (−inf) never arises.
@@ -19,6 +24,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST_GAMMA = tl.constexpr(1.8048513878454153e-35)  # exp(−80)
 
 
 @triton.jit
@@ -39,16 +45,19 @@ def chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED: tl.c
 
 
 @triton.jit
-def sequence_place(n, tokens, offsets, chunk_offsets, PACKED: tl.constexpr, C: tl.constexpr):
-    """First token of a sequence in the flat batch, its length, and its first chunk."""
+def segment_place(
+    n, tokens, segments, segment_chunks, offsets, chunk_offsets, PACKED: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """First token of a segment in the flat batch, its length, and its first chunk. A packed sequence is one segment."""
     if PACKED:
         start = tl.load(offsets + n).to(tl.int64)
         length = (tl.load(offsets + n + 1).to(tl.int64) - start).to(tl.int32)
         first = tl.load(chunk_offsets + n).to(tl.int64)
     else:
-        start = n.to(tl.int64) * tokens
-        length = tokens
-        first = n.to(tl.int64) * tl.cdiv(tokens, C)
+        before = n % segments * segment_chunks
+        start = (n // segments).to(tl.int64) * tokens + before * C
+        length = tl.minimum(tokens - before * C, segment_chunks * C)
+        first = (n // segments).to(tl.int64) * tl.cdiv(tokens, C) + before
     return start, length, first
 
 
@@ -68,9 +77,9 @@ def store_tile(x, rows, columns, stride, n_rows, n_columns, value):
 
 @triton.jit
 def step_decays(
-    g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, SUB: tl.constexpr
+    g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, LEAST: tl.constexpr
 ):  # fmt: skip
-    """g as [C / SUB, SUB, BK] in powers of two, clamped, from width K, 1 (one decay per head) or 0 (none)."""
+    """g [C, BK] in powers of two, none below LEAST, from width K, 1 (one decay per head) or 0 (none)."""
     C: tl.constexpr = rows.shape[0]
     BK: tl.constexpr = columns.shape[0]
     if WIDTH == 0:
@@ -80,28 +89,44 @@ def step_decays(
         each = tl.broadcast_to(each[:, None], (C, BK))
     else:
         each = load_tile(g + place * K, rows, columns, H * K, length, K).to(tl.float32)
-    return tl.reshape(tl.maximum(each, -160.0 / SUB) * LOG2_E, (C // SUB, SUB, BK))
+    return tl.maximum(each, LEAST) * LOG2_E
 
 
 @triton.jit
-def level_factors(total, upto, level):
-    """By how much a level's rows and columns have decayed beyond their sub-block's start and end: from the middle of
-    their block of 2·2^level sub-blocks, and to it. [C / SUB, 1, BK] twice, zero where a sub-block is on the other
-    side. `total` is the decay of every sub-block, `upto` that of all up to its end."""
-    sub = tl.arange(0, total.shape[0])
+def centred(each, SUB: tl.constexpr):
+    """G as a part of every token and one of its sub-block's centre, [C, BK] and [C / SUB, BK]; the sub-blocks' running
+    sum up to their end, and the whole chunk's [BK]."""
+    blocks = tl.reshape(each, (each.shape[0] // SUB, SUB, each.shape[1]))
+    total = tl.sum(blocks, 1)
+    own = flat(tl.cumsum(blocks, 1) - 0.5 * total[:, None, :])
+    upto = tl.cumsum(total, 0)
+    return own, upto - 0.5 * total, upto, tl.sum(total, 0)
+
+
+@triton.jit
+def whole_enough(gamma, K: tl.constexpr, BK: tl.constexpr):
+    """Whether a chunk can be one block: by the decay of each channel over it."""
+    columns = tl.arange(0, BK)
+    return tl.min(tl.load(gamma + columns, mask=columns < K, other=1.0)) >= LEAST_GAMMA
+
+
+@triton.jit
+def level_factors(centre, upto, level, SUB: tl.constexpr):
+    """What a level's rows have decayed from the middle of their block of 2·2^level sub-blocks to their centre, and its
+    columns from theirs to the middle. [C, BK] twice, zero where a token is on the other side."""
+    sub = tl.arange(0, centre.shape[0])
     last_before_mid = (sub >> (level + 1) << (level + 1)) + (1 << level) - 1
     mid = tl.gather(upto, tl.broadcast_to(last_before_mid[:, None], upto.shape), 0)
     second = ((sub >> level) % 2 == 1)[:, None]
-    row = tl.where(second, tl.exp2(tl.minimum(upto - total - mid, 0.0)), 0.0)
-    column = tl.where(second, 0.0, tl.exp2(tl.minimum(mid - upto, 0.0)))
-    return row[:, None, :], column[:, None, :]
+    row = tl.where(second, tl.exp2(centre - mid), 0.0)
+    column = tl.where(second, 0.0, tl.exp2(mid - centre))
+    return per_token(row, SUB), per_token(column, SUB)
 
 
 @triton.jit
-def load_blocks(x, rows, columns, stride, n_rows, n_columns, SUB: tl.constexpr):
-    """`load_tile` in float32 as [C / SUB, SUB, BK]."""
-    found = load_tile(x, rows, columns, stride, n_rows, n_columns).to(tl.float32)
-    return tl.reshape(found, (rows.shape[0] // SUB, SUB, columns.shape[0]))
+def per_token(x, SUB: tl.constexpr):
+    """[C / SUB, BK] → [C, BK]"""
+    return flat(tl.broadcast_to(x[:, None, :], (x.shape[0], SUB, x.shape[1])))
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """Checked-in launch settings. No search at run time: the first call compiles four kernels and runs.
 
-A setting depends on the kernel, the width of a number and the widths of keys and values, never on the batch or the
-length: results do not depend on what else is in a batch.
+A setting depends on the kernel, the width of a number and the widths of keys and values. With the number of states only
+the columns of V change that a program has, and each column's sums are the same: but for few long sequences, which are
+cut into segments, results do not depend on what else is in a batch.
 
 Not to be tried again with Triton 3.6 on Hopper: `chunk_gradients` with tiles 32 wide on 4 warps is faster, and wrong
 on some runs (gradients off by a factor of thirty, or an illegal access). Every setting here passes the tests there.
@@ -16,6 +17,7 @@ import torch
 import triton
 
 CHUNK = 64
+SLOTS = 132  # multiprocessors of a large GPU: how many programs that carry a state run at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +78,27 @@ def power_of_two(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def config(kernel: str, bytes_each: int, K: int, V: int) -> Config:
-    """The setting of one kernel; `bytes_each` is the size of one input number."""
+@lru_cache
+def config(kernel: str, bytes_each: int, K: int, V: int, lanes: int = 0) -> Config:
+    """The setting of one kernel; `bytes_each` is the size of one input number, `lanes` how many states there are."""
     K, V = power_of_two(K), power_of_two(V)
     wide = bytes_each == 4
     if kernel == "chunk_terms":
-        return Config(BK=min(K, 32), BV=0, num_warps=4, num_stages=1)
+        return Config(BK=min(K, 32 if wide else 64), BV=0, num_warps=4, num_stages=1)
     if kernel in ("chunk_states", "state_gradients"):
-        BV = min(V, 16 if wide or K > 128 else 64)
-        return Config(BK=K, BV=BV, num_warps=4, num_stages=1 if wide or K > 128 else 2)  # two are too much memory
+        if wide or K > 128:  # two stages are too much memory
+            return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1)
+        BV = min(V, 128 if 2 * lanes > SLOTS else 64)
+        return Config(BK=K, BV=BV, num_warps=8 if BV == 128 else 4, num_stages=2 if BV == 128 else 3)
+    if kernel == "segment_maps":
+        return Config(BK=K, BV=min(V, 16 if wide else 64), num_warps=4, num_stages=1 if wide else 2)
     if kernel == "segment_starts":
-        return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1)
+        return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1 if wide else 2)
     if kernel == "pair_gradients":
         return Config(BK=0, BV=min(V, 32 if wide else 64), num_warps=4, num_stages=1)
     if kernel == "chunk_gradients":
-        return Config(BK=min(K, 32 if wide else 64), BV=min(V, 32 if wide else 128), num_warps=8, num_stages=1)
+        tile = (32, 32, 8) if wide else (64, 128, 4)
+        return Config(BK=min(K, tile[0]), BV=min(V, tile[1]), num_warps=tile[2], num_stages=1)
     if kernel == "decode_step":
         return Config(BK=K, BV=min(V, 32), num_warps=2, num_stages=1)
     raise KeyError(kernel)
