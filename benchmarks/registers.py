@@ -24,8 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from qed.ops.triton import launch
+from qed.ops.triton.tuning import SHARED
 
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB a program may have
 KERNELS = (
     *("chunk_terms", "chunk_states", "segment_starts", "state_gradients", "pair_gradients", "chunk_gradients"),
     "decode_step",
@@ -102,22 +102,25 @@ def usage(cubin: bytes) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", type=int, default=90)
+    parser.add_argument("--arch", type=int, default=90, choices=SHARED)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--width", type=int, default=128)
     options = parser.parse_args()
     table = Table("kernel", "tile", "warps", "registers", "shared KiB", "spill stores", "HGMMA", "HMMA", "seconds")
     table.title = f"sm_{options.arch}, Triton {triton.__version__}, {options.dtype}, K = V = {options.width}"
     too_much = []
+    setattr(launch, "architecture", lambda _: options.arch)  # noqa: B010
     recorders = record(getattr(torch, options.dtype), options.width)
     for recorder, launched in ((x, y) for x in recorders.values() for y in x.launches):
-        name = recorder.kernel.fn.__name__ + (", cut" if launched.get("LEVELS") else ", maps" if launched.get("MAPS") else "")
+        name = recorder.kernel.fn.__name__ + (
+            ", cut" if launched.get("LEVELS") else ", maps" if launched.get("MAPS") else ""
+        )
         start = time.perf_counter()
         compiled = recorder.compile(launched, options.arch)
         seconds = time.perf_counter() - start
         u, tile = usage(compiled.asm["cubin"]), f"{launched.get('BK', 0)}×{launched.get('BV', 0)}"
         shared = f"{compiled.metadata.shared / 1024:.0f}"
-        if compiled.metadata.shared > 1024 * SHARED.get(options.arch, 227):
+        if compiled.metadata.shared > 1024 * SHARED[options.arch]:
             too_much.append(name)
         row = (name, tile, launched["num_warps"], u["REG"], shared, u["spills"], u["HGMMA"], u["HMMA"])
         table.add_row(*map(str, row), f"{seconds:.1f}")

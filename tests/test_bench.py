@@ -43,3 +43,12 @@ def test_another_peer_is_refused() -> None:
     result = CliRunner().invoke(app, [*SMALL, "--against", "flash"])
     assert result.exit_code == 2
     assert "--against: expected 'fla' or nothing, got flash" in result.output
+
+
+def test_tuning_needs_a_gpu(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    result = CliRunner().invoke(app, ["bench", "--tune", "--out", str(tmp_path / "settings.json")])
+    assert result.exit_code == 1
+    assert "--tune: expected a CUDA device, got cpu" in result.output
+    assert not (tmp_path / "settings.json").exists()

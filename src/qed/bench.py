@@ -4,7 +4,7 @@ Nothing is timed before it is right: the form that would be timed is first compa
 Candidates then take turns, call by call, so that they meet the same machine; medians are compared.
 
 Two kinds of figures. The *op* takes a, u and unit q, k; the *operator* starts, as fla's does, from raw q, k, v and the
-gates b and w, and normalises and gates them (ours: in torch, before the op).
+gates b and w, and normalises and gates them (ours: in torch before the op, on a GPU also compiled by torch.compile).
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def candidates(shape: Shape, device: str, impl: str, fla: bool) -> dict[str, Can
         assert g is not None
         found[f"{rule}, op"] = Candidate.of([*operands, g], op)
     found["qed, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], operator)
+    if device.startswith("cuda"):
+        found["qed, operator compiled"] = Candidate.of([raw[name] for name in "qkvgbw"], torch.compile(operator))
     if fla:
         from fla.ops.gdn2 import chunk_gdn2
 
@@ -127,6 +129,15 @@ def gate(device: str, impl: str, heads: int, width: int) -> dict[str, float]:
     return dict(zip(("o", "dq", "dk", "da", "du", "dg"), errors, strict=True))
 
 
+def passes_gate(device: str, form: str, heads: int, width: int) -> dict[str, float]:
+    """The errors; raises RuntimeError if one is over its bar."""
+    errors = gate(device, form, heads, width)
+    over = {name: error for name, error in errors.items() if not error <= ERROR_BARS[name]}
+    if over:
+        raise RuntimeError(f"correctness gate: {form} is further from float64 than allowed: {over}")
+    return errors
+
+
 def milliseconds(device: str, call: Callable[[], None]) -> float:
     """Of one call, the device idle before it."""
     if not device.startswith("cuda"):
@@ -142,6 +153,15 @@ def milliseconds(device: str, call: Callable[[], None]) -> float:
     return float(start_event.elapsed_time(end_event))
 
 
+def first_seconds(device: str, candidate: Candidate) -> float:
+    """Of a candidate's first forward and backward, with whatever it compiles or tunes."""
+    start = time.perf_counter()
+    candidate.forward_backward()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
 def side_by_side(device: str, calls: dict[str, Callable[[], None]], rounds: int, console: Console) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in track(range(rounds + 3), description=", ".join(calls)[:60], console=console):
@@ -152,11 +172,16 @@ def side_by_side(device: str, calls: dict[str, Callable[[], None]], rounds: int,
     return {name: statistics.median(x) for name, x in times.items()}
 
 
-def peak_gib(call: Callable[[], None]) -> float:
-    call()
+def peak_gib(candidate: Candidate) -> dict[str, float]:
+    """The most that was allocated during one forward and backward: in all, and beyond the inputs."""
+    candidate.forward_backward()
+    for x in candidate.leaves:
+        x.grad = None
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    call()
-    return torch.cuda.max_memory_allocated() / 2**30
+    candidate.forward_backward()
+    peak = torch.cuda.max_memory_allocated()
+    return {"peak_gib": peak / 2**30, "peak_beyond_inputs_gib": (peak - before) / 2**30}
 
 
 def decode_microseconds(batch: int, heads: int, width: int, impl: str, steps: int = 100) -> float:
@@ -208,15 +233,12 @@ def ops(
     """Gate, time, print, write. Raises RuntimeError if the gate is not passed."""
     raw = Raw.draw(Shape(batch=1, tokens=1, heads=shape.heads, width=shape.width), device).operands("qed")
     form = explain(raw.q, raw.k, raw.a, raw.u, raw.g, impl=impl).form
-    errors = gate(device, form, shape.heads, shape.width)
+    errors = passes_gate(device, form, shape.heads, shape.width)
     _print(
         console,
         f"{form}: relative errors against float64, bfloat16, T = 512",
         {n: f"{e:.1e}" for n, e in errors.items()},
     )
-    over = {name: error for name, error in errors.items() if not error <= ERROR_BARS[name]}
-    if over:
-        raise RuntimeError(f"correctness gate: {form} is further from float64 than allowed: {over}")
     report: dict[str, Any] = {
         "environment": environment(device),
         "shape": asdict(shape),
@@ -225,18 +247,28 @@ def ops(
     }
 
     found = candidates(shape, device, form, fla)
+    first = {name: first_seconds(device, c) for name, c in found.items()}
     times = side_by_side(device, {name: c.forward for name, c in found.items()}, rounds, console)
     both = side_by_side(device, {name: c.forward_backward for name, c in found.items()}, rounds, console)
-    rows = {name: {"forward_ms": times[name], "forward_backward_ms": both[name]} for name in found}
+    rows = {
+        name: {"forward_ms": times[name], "forward_backward_ms": both[name], "first_call_s": first[name]}
+        for name in found
+    }
     if device.startswith("cuda"):
         found.clear()  # each alone: another's tensors would count
         for name, row in rows.items():
-            row["peak_gib"] = peak_gib(candidates(shape, device, form, fla)[name].forward_backward)
+            row |= peak_gib(candidates(shape, device, form, fla)[name])
     report |= {"candidates": rows, "qed_over_gdn2": both["qed, op"] / both["gdn2, op"]}
-    table = Table("", "forward ms", "forward + backward ms", "peak GiB", title=f"{form}, {asdict(shape)}")
+    columns = {
+        "forward ms": ("forward_ms", ".3f"),
+        "forward + backward ms": ("forward_backward_ms", ".3f"),
+        "first call s": ("first_call_s", ".1f"),
+        "peak GiB": ("peak_gib", ".2f"),
+        "beyond inputs": ("peak_beyond_inputs_gib", ".2f"),
+    }
+    table = Table("", *columns, title=f"{form}, {asdict(shape)}")
     for name, row in rows.items():
-        peak = f"{row['peak_gib']:.2f}" if "peak_gib" in row else ""
-        table.add_row(name, f"{row['forward_ms']:.3f}", f"{row['forward_backward_ms']:.3f}", peak)
+        table.add_row(name, *(format(row[key], digits) if key in row else "" for key, digits in columns.values()))
     console.print(table)
     console.print(f"QED ÷ GDN-2, forward and backward of the op: {report['qed_over_gdn2']:.3f}")
 

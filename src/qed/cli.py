@@ -39,8 +39,32 @@ def _device(name: str) -> str:
     return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
-bench = typer.Typer(help="Measure speed, behind a gate on correctness.", no_args_is_help=True)
+bench = typer.Typer(help="Measure speed, behind a gate on correctness.", invoke_without_command=True)
 app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def bench_main(
+    context: typer.Context,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Search launch settings for this machine's GPU: some ten minutes.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Where --tune writes what it found.")] = Path("runs/settings.json"),
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    if not tune:
+        typer.echo(context.get_help())
+        raise typer.Exit
+    from .bench import Shape
+    from .tune import tune as search
+
+    console = Console()
+    try:
+        search(console, out=out, device=_device("auto"), shape=Shape())
+    except RuntimeError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
 
 
 @bench.command()

@@ -22,6 +22,8 @@ CASES = {
     "identical keys": Case(tokens=100, keys="identical", log_decay=-1e-3, strength=1.0),
     "few keys": Case(tokens=100, keys="few", log_decay=-1e-3, strength=1.0),
     "resets": Case(tokens=150, resets=4),
+    "chunks that are cut": Case(tokens=150, log_decay=-4.0),
+    "wide chunks that are cut": Case(tokens=70, heads=1, key_width=100, value_width=100, log_decay=-4.0),
 }
 
 
@@ -31,6 +33,17 @@ def test_kernels_equal_the_loop(name: str, dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("the interpreter multiplies bfloat16 as integers")
     assert over_budget(CASES[name].inputs(device=DEVICE), impl="triton", dtype=dtype, products=dtype, scale=0.5) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_whole_chunks_beside_cut_ones(dtype: torch.dtype) -> None:
+    """Chunks 1 and 3 decay too far to be one block, by far and by little; 2 and 4 do not, by far and by little."""
+    if dtype == torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("the interpreter multiplies bfloat16 as integers")
+    inputs = Case(tokens=256).inputs(device=DEVICE)
+    sums = torch.tensor([-300.0, -10.0, -80.5, -79.5], dtype=torch.float64, device=DEVICE)
+    inputs["g"] = (sums / 64).repeat_interleave(64)[None, :, None, None].expand_as(inputs["g"]).clone()
+    assert over_budget(inputs, impl="triton", dtype=dtype, products=dtype) == {}
 
 
 @pytest.mark.parametrize("log_decay", [-5.0, -20.0, -100.0])

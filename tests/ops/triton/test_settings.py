@@ -16,10 +16,26 @@ import torch
 torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty returns with NaN
 from qed.testing import Case, over_budget
 K, V, dtype = {K}, {V}, torch.{dtype}
-for case in (Case(batch=2, tokens=200, heads=2, key_width=K, value_width=V, log_decay=-0.1),
-             Case(tokens=130, heads=3, key_width=K, value_width=V, decay="head", log_decay=-5.0, state=False)):
+widths = dict(key_width=K, value_width=V)
+for case in (Case(batch=2, tokens=200, heads=2, **widths, log_decay=-0.1),
+             Case(tokens=130, heads=3, **widths, decay="head", log_decay=-5.0, state=False),  # chunks that are cut
+             Case(batch=20, tokens=70, heads=4, **widths, log_decay=-0.1),  # many states
+             Case(tokens=1100, heads=1, **widths, log_decay=-0.01)):  # segments
     over = over_budget(case.inputs(device="cuda"), impl="triton", dtype=dtype, products=dtype)
-    assert over == dict(), over
+    assert over == dict(), (case, over)
+"""
+REPEATS = """
+import torch
+from qed.testing import Case, run
+dtype = torch.{dtype}
+for batch, tokens in ((24, 512), (1, 4096)):
+    case = Case(batch=batch, tokens=tokens, heads=6, key_width=128, value_width=128, log_decay=-0.1)
+    inputs = {{n: x.to(torch.float32 if n in ("g", "initial_state") else dtype)
+              for n, x in case.inputs(torch.float32, device="cuda").items()}}
+    first = run(inputs, impl="triton")
+    for _ in range(20):
+        for name, x in run(inputs, impl="triton").items():
+            assert torch.equal(x, first[name]), name
 """
 
 
@@ -28,6 +44,12 @@ for case in (Case(batch=2, tokens=200, heads=2, key_width=K, value_width=V, log_
 def test_a_setting_in_its_own_process(K: int, V: int, dtype: str) -> None:
     code = CHECK.format(K=K, V=V, dtype=dtype)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_repeats_are_bit_identical(dtype: str) -> None:
+    done = subprocess.run([sys.executable, "-c", REPEATS.format(dtype=dtype)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

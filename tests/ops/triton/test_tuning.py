@@ -42,3 +42,26 @@ def test_kernels_compile_for_hopper_without_a_gpu(width: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for kernel in ("chunk_terms, cut", "chunk_states", "state_gradients", "pair_gradients", "chunk_gradients, cut"):
         assert kernel in done.stdout
+
+
+OVERRIDDEN = "from qed.ops.triton.tuning import config; print(config('chunk_terms', 2, 128, 128).BK)"
+
+
+def config_in_a_process(settings: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", OVERRIDDEN]
+    return subprocess.run(command, env=os.environ | {"QED_SETTINGS": str(settings)}, capture_output=True, text=True)
+
+
+def test_found_settings_are_used(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"settings": {"chunk_terms": {"BK": 16}}}')
+    assert config_in_a_process(file).stdout.strip() == "16"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"settings": {"chunk_terms": {"BK": "16"}}}', '{"settings": [1]}'])
+def test_a_bad_settings_file_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(text)
+    done = config_in_a_process(file)
+    assert done.returncode != 0
+    assert f"QED_SETTINGS: expected a file of `qed bench --tune`, got {file}" in done.stderr

@@ -140,15 +140,12 @@ def chunk_gradients(
     dA_ = load_tile(dA + block * C * C, rows, rows, C, C, C)
 
     # dk: what the chunk's end gives, pairs in one block, pairs between sub-blocks.
-    d = tl.zeros((C, BK), tl.float32)
-    d_gamma = tl.zeros((BK,), tl.float32)
-    for first in tl.range(0, V, BV):
-        columns = first + tl.arange(0, BV)
-        S = load_tile(starts + block * K * V, columns, keys, K, V, K)  # S₀ᵀ, and so on
-        dS = load_tile(d_ends + block * K * V, columns, keys, K, V, K)
-        R_ = load_tile(R + block * C * V, columns, rows, C, V, C)
-        d = tl.dot(tl.trans(R_), dS, acc=d, input_precision=PRECISION)
-        d_gamma += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
+    columns = tl.arange(0, BV)
+    S = load_tile(starts + block * K * V, columns, keys, K, V, K)  # S₀ᵀ, and so on
+    dS = load_tile(d_ends + block * K * V, columns, keys, K, V, K)
+    R_ = load_tile(R + block * C * V, columns, rows, C, V, C)
+    d = tl.dot(tl.trans(R_), dS, input_precision=PRECISION)
+    d_gamma = tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
     d *= per_token(tl.exp2(whole[None, :] - centre), SUB)
     # A key's decay to the chunk's end is one to its last token, less one to the key's own.
     d_whole = d_gamma * tl.exp2(whole) + tl.sum(k_ * d, 0)
@@ -173,12 +170,8 @@ def chunk_gradients(
         is_q = which == 0
         x, read, pairs = tl.where(is_q, q, a), tl.where(is_q, do, E), tl.where(is_q, dP, dA)
         x_ = load_tile(x + place * K, rows, keys, H * K, length, K)
-        d = tl.zeros((C, BK), tl.float32)
-        for first in tl.static_range(0, V, BV):
-            columns = first + tl.arange(0, BV)
-            S = load_tile(starts + block * K * V, columns, keys, K, V, K)
-            read_ = load_tile(read + place * V, rows, columns, H * V, length, V)
-            d = tl.dot(read_, S, acc=d, input_precision=PRECISION)
+        read_ = load_tile(read + place * V, rows, columns, H * V, length, V)
+        d = tl.dot(read_, S, input_precision=PRECISION)
         factor = down * tl.where(is_q, scale, 1.0)
         x_ = (x_ * factor).to(CENTRED)
         d *= per_token(tl.where(is_q, tl.exp2(centre), -tl.exp2(centre)), SUB)

@@ -43,7 +43,7 @@ def chunk_terms(
         return
     place = start * H + h  # in tokens × heads
     block = chunk.to(tl.int64) * H + h
-    if LEVELS > 0:
+    if LEVELS > 0:  # noqa: SIM102 (a constant: what is inside is compiled or not)
         if whole_enough(gamma + block * K, K, ALL_K):
             return
     rows = tl.arange(0, C)
@@ -143,7 +143,7 @@ def chunk_states(
         decay = tl.load(gamma + block * K + keys, mask=keys < K, other=0.0)
         k_ = load_tile(k_bar + block * C * K, rows, keys, K, C, K)
         S = tl.dot(R_, k_, acc=S * decay[None, :], input_precision=PRECISION)
-    if MAPS:
+    if MAPS:  # noqa: SIM102
         if is_map:
             store_tile(maps + (2 * lane).to(tl.int64) * K * K, keys, columns, K, K, K, tl.trans(S))
             store_tile(maps + (2 * lane + 1).to(tl.int64) * K * K, columns, keys, K, K, K, S)
@@ -153,7 +153,7 @@ def chunk_states(
 
 @triton.jit
 def segment_starts(
-    maps, N, initial_state,  # in: [sequences × segments, H, 2, K, K], [sequences × segments, H, K, V], [sequences, H, K, V]
+    maps, N, initial_state,  # in: M and Mᵀ [sequences × segments, H, 2, K, K], N [… K, V], [sequences, H, K, V]
     starts,  # out: like N
     segments,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HAS_STATE: tl.constexpr, REVERSE: tl.constexpr,

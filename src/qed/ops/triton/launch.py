@@ -17,7 +17,7 @@ from ..packing import chunk_bound, sequence_count
 from .backward import chunk_gradients, pair_gradients, state_gradients
 from .forward import chunk_states, chunk_terms, segment_starts
 from .step import decode_step
-from .tuning import CHUNK, SLOTS, Config, config, power_of_two, refuse_known_bad
+from .tuning import CHUNK, SLOTS, Config, architecture, config, power_of_two, refuse_known_bad
 
 SHORTEST_SEGMENT = 8  # in chunks
 
@@ -26,6 +26,7 @@ class Shapes(NamedTuple):
     """What the kernels are compiled for."""
 
     dtype: torch.dtype
+    architecture: int
     H: int
     K: int
     V: int
@@ -35,7 +36,8 @@ class Shapes(NamedTuple):
     @staticmethod
     def of(q: Tensor, u: Tensor, g: Tensor | None, cu_seqlens: Tensor | None) -> Shapes:
         width = 0 if g is None else g.shape[-1]
-        return Shapes(q.dtype, q.shape[2], q.shape[3], u.shape[3], width, cu_seqlens is not None)
+        H, K = q.shape[2:]
+        return Shapes(q.dtype, architecture(q.device), H, K, u.shape[3], width, cu_seqlens is not None)
 
     @property
     def sub(self) -> int:
@@ -43,7 +45,7 @@ class Shapes(NamedTuple):
         return 4 if self.dtype == torch.float32 else 8
 
     def setting(self, kernel: str, lanes: int = 0) -> Config:
-        return config(kernel, self.dtype.itemsize, self.K, self.V, lanes)
+        return config(kernel, self.dtype.itemsize, self.K, self.V, lanes, self.architecture)
 
 
 TAKES = {
@@ -81,7 +83,7 @@ def blockings(kernel: str, shapes: Shapes) -> list[dict[str, Any]]:
 class ChunkTable(NamedTuple):
     """Which sequence every chunk belongs to, made on the device: nothing waits for `cu_seqlens`."""
 
-    count: int
+    chunks: int
     tokens: int  # of each sequence, unless packed
     offsets: Tensor | None = None  # [N + 1]
     sequence_of: Tensor | None = None  # [chunks], those past the last sequence's end included
@@ -90,13 +92,13 @@ class ChunkTable(NamedTuple):
     @staticmethod
     def of(q: Tensor, cu_seqlens: Tensor | None) -> ChunkTable:
         batch, tokens = q.shape[:2]
-        count = chunk_bound(batch, tokens, sequence_count(q, cu_seqlens), CHUNK, cu_seqlens is not None)
+        chunks = chunk_bound(batch, tokens, sequence_count(q, cu_seqlens), CHUNK, cu_seqlens is not None)
         if cu_seqlens is None:
-            return ChunkTable(count, tokens)
+            return ChunkTable(chunks, tokens)
         ends = (cu_seqlens.diff() + (CHUNK - 1)).div(CHUNK, rounding_mode="floor").cumsum(0)
-        every = torch.arange(count, device=q.device, dtype=ends.dtype)
+        every = torch.arange(chunks, device=q.device, dtype=ends.dtype)
         sequence_of = torch.searchsorted(ends, every, right=True).clamp_(max=ends.shape[0] - 1)
-        return ChunkTable(count, tokens, cu_seqlens, sequence_of, torch.nn.functional.pad(ends[:-1], (1, 0)))
+        return ChunkTable(chunks, tokens, cu_seqlens, sequence_of, torch.nn.functional.pad(ends[:-1], (1, 0)))
 
     @property
     def by_chunk(self) -> tuple[Any, ...]:
@@ -113,7 +115,7 @@ class Segments(NamedTuple):
     @staticmethod
     def of(q: Tensor, cu_seqlens: Tensor | None) -> Segments:
         """One, unless sequences are few and long."""
-        (batch, tokens, heads, K), each = q.shape, 1
+        (_, tokens, heads, K), each = q.shape, 1
         chunks, lanes = -(-tokens // CHUNK), sequence_count(q, cu_seqlens) * heads
         if cu_seqlens is None and K <= 128 and 0 < lanes * 4 <= SLOTS:
             each = max(1, min(SLOTS // lanes, chunks // SHORTEST_SEGMENT))
@@ -139,12 +141,12 @@ def forward(
     g = None if g is None else g.contiguous()
     initial_state = None if initial_state is None else initial_state.contiguous()
     shapes, table = Shapes.of(q, u, g, cu_seqlens), ChunkTable.of(q, cu_seqlens)
-    terms = terms_like(q, table.count)
-    for blocking in blockings("chunk_terms", shapes) if table.count else ():
-        chunk_terms[(table.count * shapes.H,)](q, k, a, g, *terms, *table.by_chunk, scale, **blocking)
+    terms = terms_like(q, table.chunks)
+    for blocking in blockings("chunk_terms", shapes) if table.chunks else ():
+        chunk_terms[(table.chunks * shapes.H,)](q, k, a, g, *terms, *table.by_chunk, scale, **blocking)
 
     segments = Segments.of(q, cu_seqlens)
-    o, kept, maps = torch.empty_like(u), kept_like(q, u, table.count if save else 0), q.new_empty(0)
+    o, kept, maps = torch.empty_like(u), kept_like(q, u, table.chunks if save else 0), q.new_empty(0)
     if segments.each > 1:
         maps, initial_state = _segment_starts(terms, u, initial_state, shapes, table, segments)
     final_state = _states_like(q, u, segments)
@@ -236,15 +238,15 @@ def backward(
     q, k, a = (x.contiguous() for x in (q, k, a))
     g = None if g is None else g.contiguous()
     dP, dA = torch.empty_like(terms[-1]), torch.empty_like(terms[-1])
-    if table.count:
-        pair_gradients[(table.count * shapes.H,)](
+    if table.chunks:
+        pair_gradients[(table.chunks * shapes.H,)](
             do, du, R, dP, dA, *table.by_chunk, **constants("pair_gradients", shapes)
         )
     dq, dk, da = (torch.empty_like(x) for x in (q, k, a))
     tiles = -(-shapes.K // shapes.setting("chunk_gradients").BK)
     dg = _decay_gradient(q, g, tiles)
-    for blocking in blockings("chunk_gradients", shapes) if table.count else ():
-        chunk_gradients[(table.count * shapes.H * tiles,)](
+    for blocking in blockings("chunk_gradients", shapes) if table.chunks else ():
+        chunk_gradients[(table.chunks * shapes.H * tiles,)](
             *(q, k, a, g, terms[3], do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg),
             *(q.shape[0] * q.shape[1], *table.by_chunk, scale),
             **blocking,
@@ -261,7 +263,8 @@ def step(
     q, k, a, u = (x.contiguous() for x in (q, k, a, u))
     g = None if g is None else g.contiguous()
     lanes, (K, V) = q.shape[0] * q.shape[1], state.shape[2:]
-    o, setting = torch.empty_like(u), config("decode_step", q.element_size(), K, V)
+    setting = config("decode_step", q.element_size(), K, V, 0, architecture(q.device))
+    o = torch.empty_like(u)
     if lanes:
         decode_step[(lanes * -(-V // setting.BV),)](
             *(q, k, a, u, g, state, o, new_state, scale),
@@ -274,11 +277,11 @@ def step(
 def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
     """Uninitialised memory for what the backward starts from: the chunks' terms, their start states and R, and the
     maps of segments where sequences are cut."""
-    count, segments = ChunkTable.of(q, cu_seqlens).count, Segments.of(q, cu_seqlens)
+    chunks, segments = ChunkTable.of(q, cu_seqlens).chunks, Segments.of(q, cu_seqlens)
     K = q.shape[-1]
     shape = (segments.lanes // q.shape[2], q.shape[2], 2, K, K) if segments.each > 1 else (0,)
     maps = q.new_empty(shape, dtype=torch.float32 if segments.each > 1 else q.dtype)
-    return [*terms_like(q, count), *kept_like(q, u, count), maps]
+    return [*terms_like(q, chunks), *kept_like(q, u, chunks), maps]
 
 
 def terms_like(q: Tensor, chunks: int) -> list[Tensor]:

@@ -3,15 +3,15 @@
 Decays. With G the running sum of g inside a chunk, a pair i > j needs exp(G_i − G_j) in every channel, and the sum over
 channels has to be a matrix product, so the exponential must fall apart into a factor of i and one of j.
 
-- A chunk is one block, or several sub-blocks of SUB tokens. Pairs in one block are taken about its centre, half way down
-  its decay: exp(G_i − c) · exp(c − G_j). One of the two may be large, by no more than exp(±40) if a block's whole decay
-  is no less than exp(−80); any pair's product then stays finite.
+- A chunk is one block, or several sub-blocks of SUB tokens. Pairs in one block are taken about its centre, half way
+  down its decay: exp(G_i − c) · exp(c − G_j). One of the two may be large, by no more than exp(±40) if a block's whole
+  decay is no less than exp(−80); any pair's product then stays finite.
 - Where a chunk decays further, it is cut: SUB is such that no sub-block can pass exp(−80), because no g counts below
   −80 / SUB. For float32, SUB = 4: exp(−20) = 2e-9 is below its rounding of whatever it multiplies. For 16-bit numbers,
   SUB = 8: exp(−10) = 5e-5 is below theirs.
-- Between sub-blocks, as in `decay.py`, blocks of them are halved again and again: where i lies in the second half and j
-  in the first, both factors are decays, from the middle and to it. A token's own factor, from its centre, is the same at
-  every level; a level only adds one for every sub-block.
+- Between sub-blocks, as in `decay.py`, blocks of them are halved again and again: where i lies in the second half and
+  j in the first, both factors are decays, from the middle and to it. A token's own factor, from its centre, is the
+  same at every level; a level only adds one for every sub-block.
 
 Few chunks are cut: gates near one keep most of them whole. So each kernel with pairs is launched twice, for all chunks
 as one block (SUB = C) and, with what it stores replaced, for the chunks that need cutting, which γ_C tells.

@@ -10,13 +10,26 @@ on some runs (gradients off by a factor of thirty, or an illegal access). Every 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 import triton
 
 CHUNK = 64
+SHARED = {
+    80: 163,
+    86: 99,
+    87: 163,
+    89: 99,
+    90: 227,
+    100: 227,
+    103: 227,
+    120: 99,
+}  # KiB a program may have, by architecture
 SLOTS = 132  # multiprocessors of a large GPU: how many programs that carry a state run at once
 
 
@@ -79,26 +92,56 @@ def power_of_two(width: int) -> int:
 
 
 @lru_cache
-def config(kernel: str, bytes_each: int, K: int, V: int, lanes: int = 0) -> Config:
+def architecture(device: torch.device) -> int:
+    """Compute capability as one number; the interpreter takes the settings of the GPU they were measured on."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@lru_cache
+def config(kernel: str, bytes_each: int, K: int, V: int, lanes: int = 0, architecture: int = 90) -> Config:
     """The setting of one kernel; `bytes_each` is the size of one input number, `lanes` how many states there are."""
     K, V = power_of_two(K), power_of_two(V)
-    wide = bytes_each == 4
+    found = _checked_in(kernel, bytes_each == 4, K, V, lanes, SHARED.get(architecture, min(SHARED.values())))
+    return replace(found, **_overrides().get(kernel, {}))
+
+
+def _checked_in(kernel: str, wide: bool, K: int, V: int, lanes: int, shared: int) -> Config:
     if kernel == "chunk_terms":
         return Config(BK=min(K, 32 if wide else 64), BV=0, num_warps=4, num_stages=1)
     if kernel in ("chunk_states", "state_gradients"):
         if wide or K > 128:  # two stages are too much memory
             return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1)
-        BV = min(V, 128 if 2 * lanes > SLOTS else 64)
-        return Config(BK=K, BV=BV, num_warps=8 if BV == 128 else 4, num_stages=2 if BV == 128 else 3)
+        if V >= 128 and 2 * lanes > SLOTS:
+            return Config(BK=K, BV=128, num_warps=8, num_stages=2)
+        return Config(BK=K, BV=min(V, 64), num_warps=4, num_stages=3 if shared > 200 else 2)
     if kernel == "segment_maps":
         return Config(BK=K, BV=min(V, 16 if wide else 64), num_warps=4, num_stages=1 if wide else 2)
     if kernel == "segment_starts":
         return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1 if wide else 2)
     if kernel == "pair_gradients":
         return Config(BK=0, BV=min(V, 32 if wide else 64), num_warps=4, num_stages=1)
-    if kernel == "chunk_gradients":
-        tile = (32, 32, 8) if wide else (64, 128, 4)
-        return Config(BK=min(K, tile[0]), BV=min(V, tile[1]), num_warps=tile[2], num_stages=1)
+    if kernel == "chunk_gradients":  # BV is all of V: the start state is read once
+        BK, warps = (32, 8) if wide or V > 128 else (64, 4)
+        return Config(BK=min(K, BK), BV=V, num_warps=warps, num_stages=1)
     if kernel == "decode_step":
         return Config(BK=K, BV=min(V, 32), num_warps=2, num_stages=1)
     raise KeyError(kernel)
+
+
+@lru_cache
+def _overrides() -> dict[str, dict[str, int]]:
+    """Settings found on this machine (`qed bench --tune`), from the file that QED_SETTINGS names."""
+    name = os.environ.get("QED_SETTINGS")
+    if not name:
+        return {}
+    try:
+        found = json.loads(Path(name).read_text())["settings"]
+        fields = set(Config.__dataclass_fields__)
+        if not all(set(x) <= fields and all(type(n) is int for n in x.values()) for x in found.values()):
+            raise TypeError(f"expected whole numbers for {', '.join(sorted(fields))}")
+        return dict(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RuntimeError(f"QED_SETTINGS: expected a file of `qed bench --tune`, got {name}: {error}") from error
