@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from qed.cli import app
 from qed.ops.registration import SEQUENCE_OPS
 
-SIZES = {"batch": 2, "tokens": 64, "heads": 1, "width": 16, "rounds": 1}
+SIZES = {"batch": 2, "tokens": 64, "heads": 1, "width": 16, "rounds": 2}
 SMALL = ["bench", "ops", "--device", "cpu", *(word for name, x in SIZES.items() for word in (f"--{name}", str(x)))]
 
 
@@ -21,8 +21,11 @@ def test_measures_and_writes(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert report["form"] == "chunkwise"
     assert set(report["candidates"]) == {"qed, op", "gdn2, op", "qed, operator"}
-    assert all(row["forward_backward_ms"] > 0 for row in report["candidates"].values())
-    assert set(report["lengths_ms"]) == {"64", "128"}
+    for row in (*report["candidates"].values(), *report["lengths"].values()):
+        times = row["forward_backward_ms"]
+        assert 0 < times["lower_quartile"] <= times["median"] <= times["upper_quartile"]
+    assert set(report["lengths"]) == {"64", "128"}
+    assert [x.name for x in file.parent.iterdir()] == ["ops.json"]
     assert max(report["errors"].values()) < 6e-3
 
 

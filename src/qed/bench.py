@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +90,14 @@ def candidates(shape: Shape, device: str, impl: str, fla: bool) -> dict[str, Can
     def op(q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor) -> Tensor:
         return erase_write(q, k, a, u, g, impl=impl)[0]
 
-    def operator(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor) -> Tensor:
-        return qed_attention(q, k, v, g, b, w, STRENGTH, impl=impl)[0]
-
     found = {}
     for rule in ("qed", "gdn2"):
         *operands, g = raw.operands(rule)
         assert g is not None
         found[f"{rule}, op"] = Candidate.of([*operands, g], op)
-    found["qed, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], operator)
+    found["qed, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], operator(impl, compiled=False))
     if device.startswith("cuda"):
-        found["qed, operator compiled"] = Candidate.of([raw[name] for name in "qkvgbw"], torch.compile(operator))
+        found["qed, operator compiled"] = Candidate.of([raw[name] for name in "qkvgbw"], operator(impl, compiled=True))
     if fla:
         from fla.ops.gdn2 import chunk_gdn2
 
@@ -108,6 +106,14 @@ def candidates(shape: Shape, device: str, impl: str, fla: bool) -> dict[str, Can
 
         found["fla gdn2, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], theirs)
     return found
+
+
+@lru_cache
+def operator(impl: str, compiled: bool) -> Callable[..., Tensor]:
+    def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        return qed_attention(q, k, v, g, b, w, STRENGTH, impl=impl)[0]
+
+    return torch.compile(run) if compiled else run
 
 
 def gate(device: str, impl: str, heads: int, width: int) -> dict[str, float]:
@@ -162,14 +168,21 @@ def first_seconds(device: str, candidate: Candidate) -> float:
     return time.perf_counter() - start
 
 
-def side_by_side(device: str, calls: dict[str, Callable[[], None]], rounds: int, console: Console) -> dict[str, float]:
+def take_turns(
+    device: str, calls: dict[str, Callable[[], None]], rounds: int, console: Console
+) -> dict[str, dict[str, float]]:
+    """Median and quartiles of every candidate's milliseconds, call by call in turn: all meet the same machine."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in track(range(rounds + 3), description=", ".join(calls)[:60], console=console):
         for name, call in calls.items():
             took = milliseconds(device, call)
             if i >= 3:
                 times[name].append(took)
-    return {name: statistics.median(x) for name, x in times.items()}
+    found = {}
+    for name, x in times.items():
+        lower, median, upper = statistics.quantiles(x, n=4, method="inclusive") if len(x) > 1 else x * 3
+        found[name] = {"median": median, "lower_quartile": lower, "upper_quartile": upper}
+    return found
 
 
 def peak_gib(candidate: Candidate) -> dict[str, float]:
@@ -227,6 +240,22 @@ print(time.perf_counter() - start)
     return float(done.stdout.split()[-1])
 
 
+class Report(dict[str, Any]):
+    """What has been measured so far, on disk after every stage: a run that is cut short keeps what it had."""
+
+    def __init__(self, out: Path | None, **values: Any):
+        super().__init__(values)
+        self.out = out
+
+    def add(self, **values: Any) -> None:
+        self |= values
+        if self.out is not None:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.out.with_suffix(".part")
+            partial.write_text(json.dumps(self, indent=2) + "\n")
+            partial.replace(self.out)
+
+
 def ops(
     console: Console, *, out: Path | None, device: str, shape: Shape, impl: str, fla: bool, rounds: int
 ) -> dict[str, Any]:
@@ -234,70 +263,76 @@ def ops(
     raw = Raw.draw(Shape(batch=1, tokens=1, heads=shape.heads, width=shape.width), device).operands("qed")
     form = explain(raw.q, raw.k, raw.a, raw.u, raw.g, impl=impl).form
     errors = passes_gate(device, form, shape.heads, shape.width)
-    _print(
-        console,
-        f"{form}: relative errors against float64, bfloat16, T = 512",
-        {n: f"{e:.1e}" for n, e in errors.items()},
-    )
-    report: dict[str, Any] = {
-        "environment": environment(device),
-        "shape": asdict(shape),
-        "form": form,
-        "errors": errors,
-    }
+    title = f"{form}: relative errors against float64, bfloat16, T = 512"
+    _print(console, title, {n: f"{e:.1e}" for n, e in errors.items()})
+    report = Report(out, environment=environment(device), shape=asdict(shape), form=form)
+    report.add(errors=errors)
+    if form == "triton" and device.startswith("cuda"):
+        decoding(report, console, shape)
+    by_length(report, console, device, shape, form, rounds)
+    side_by_side(report, console, device, shape, form, fla, rounds)
+    if device.startswith("cuda"):
+        prefill(report, console, device, shape, form, fla, rounds)
+    if out is not None:
+        console.print(f"written to {out}")
+    return report
 
+
+def decoding(report: Report, console: Console, shape: Shape) -> None:
+    steps = {batch: decode_microseconds(batch, shape.heads, shape.width, "triton") for batch in (1, 16, 64, 256)}
+    report.add(decode_us=steps, cold_start_s=cold_start_seconds(shape))
+    _print(console, "decode step by batch, µs", {str(b): f"{x:.2f}" for b, x in steps.items()})
+    console.print(f"first forward and backward with nothing compiled: {report['cold_start_s']:.1f} s")
+
+
+def by_length(report: Report, console: Console, device: str, shape: Shape, form: str, rounds: int) -> None:
+    """The same number of tokens in ever longer sequences."""
+    total = shape.batch * shape.tokens
+    found = {}
+    for tokens in (shape.tokens << i for i in range(0, 6) if shape.tokens << i <= total):
+        sizes = asdict(shape) | {"batch": total // tokens, "tokens": tokens}
+        found[str(tokens)] = candidates(Shape(**sizes), device, form, fla=False)["qed, op"]
+    forward = take_turns(device, {t: c.forward for t, c in found.items()}, rounds, console)
+    both = take_turns(device, {t: c.forward_backward for t, c in found.items()}, rounds, console)
+    report.add(lengths={t: {"forward_ms": forward[t], "forward_backward_ms": both[t]} for t in found})
+    title = "QED op by T, batch × T fixed: forward | with backward, ms"
+    _print(console, title, {t: f"{forward[t]['median']:.2f} | {both[t]['median']:.2f}" for t in found})
+
+
+def side_by_side(
+    report: Report, console: Console, device: str, shape: Shape, form: str, fla: bool, rounds: int
+) -> None:
     found = candidates(shape, device, form, fla)
     first = {name: first_seconds(device, c) for name, c in found.items()}
-    times = side_by_side(device, {name: c.forward for name, c in found.items()}, rounds, console)
-    both = side_by_side(device, {name: c.forward_backward for name, c in found.items()}, rounds, console)
-    rows = {
-        name: {"forward_ms": times[name], "forward_backward_ms": both[name], "first_call_s": first[name]}
+    forward = take_turns(device, {name: c.forward for name, c in found.items()}, rounds, console)
+    both = take_turns(device, {name: c.forward_backward for name, c in found.items()}, rounds, console)
+    rows: dict[str, dict[str, Any]] = {
+        name: {"forward_ms": forward[name], "forward_backward_ms": both[name], "first_call_s": first[name]}
         for name in found
     }
+    ratio = both["qed, op"]["median"] / both["gdn2, op"]["median"]
+    report.add(candidates=rows, qed_over_gdn2=ratio)
     if device.startswith("cuda"):
         found.clear()  # each alone: another's tensors would count
         for name, row in rows.items():
             row |= peak_gib(candidates(shape, device, form, fla)[name])
-    report |= {"candidates": rows, "qed_over_gdn2": both["qed, op"] / both["gdn2, op"]}
-    columns = {
-        "forward ms": ("forward_ms", ".3f"),
-        "forward + backward ms": ("forward_backward_ms", ".3f"),
-        "first call s": ("first_call_s", ".1f"),
-        "peak GiB": ("peak_gib", ".2f"),
-        "beyond inputs": ("peak_beyond_inputs_gib", ".2f"),
-    }
-    table = Table("", *columns, title=f"{form}, {asdict(shape)}")
+        report.add(candidates=rows)
+    table = Table("", "forward ms", "forward + backward ms", "first call s", "peak GiB", "beyond inputs")
+    table.title = f"{form}, {asdict(shape)}"
     for name, row in rows.items():
-        table.add_row(name, *(format(row[key], digits) if key in row else "" for key, digits in columns.values()))
+        memory = (f"{row[key]:.2f}" if key in row else "" for key in ("peak_gib", "peak_beyond_inputs_gib"))
+        times = (f"{row[key]['median']:.3f}" for key in ("forward_ms", "forward_backward_ms"))
+        table.add_row(name, *times, f"{row['first_call_s']:.1f}", *memory)
     console.print(table)
-    console.print(f"QED ÷ GDN-2, forward and backward of the op: {report['qed_over_gdn2']:.3f}")
+    console.print(f"QED ÷ GDN-2, forward and backward of the op: {ratio:.3f}")
 
-    lengths: dict[int, dict[str, float]] = {}
-    total = shape.batch * shape.tokens
-    for tokens in (shape.tokens << i for i in range(0, 6) if shape.tokens << i <= total):
-        one = candidates(Shape(**asdict(shape) | {"batch": total // tokens, "tokens": tokens}), device, form, False)[
-            "qed, op"
-        ]
-        calls = {"forward": one.forward, "forward_backward": one.forward_backward}
-        lengths[tokens] = side_by_side(device, calls, max(3, rounds // 2), console)
-    report["lengths_ms"] = lengths
-    _print(console, "QED op by T, batch × T fixed: forward | with backward, ms",
-           {str(t): f"{x['forward']:.2f} | {x['forward_backward']:.2f}" for t, x in lengths.items()})  # fmt: skip
 
-    if device.startswith("cuda"):
-        long = candidates(Shape(**asdict(shape) | {"batch": 1, "tokens": 32768}), device, form, fla)
-        report["prefill_32768_ms"] = side_by_side(device, {n: c.forward for n, c in long.items()}, rounds, console)
-        _print(console, "prefill, B = 1, T = 32768, ms", {n: f"{x:.3f}" for n, x in report["prefill_32768_ms"].items()})
-        if form == "triton":
-            steps = {batch: decode_microseconds(batch, shape.heads, shape.width, form) for batch in (1, 16, 64, 256)}
-            report |= {"decode_us": steps, "cold_start_s": cold_start_seconds(shape)}
-            _print(console, "decode step by batch, µs", {str(b): f"{x:.2f}" for b, x in steps.items()})
-            console.print(f"first forward and backward with nothing compiled: {report['cold_start_s']:.1f} s")
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=2) + "\n")
-        console.print(f"written to {out}")
-    return report
+def prefill(report: Report, console: Console, device: str, shape: Shape, form: str, fla: bool, rounds: int) -> None:
+    """One long sequence, forward only."""
+    found = candidates(Shape(**asdict(shape) | {"batch": 1, "tokens": 32768}), device, form, fla)
+    times = take_turns(device, {name: c.forward for name, c in found.items()}, rounds, console)
+    report.add(prefill_32768_ms=times)
+    _print(console, "prefill, B = 1, T = 32768, ms", {n: f"{x['median']:.3f}" for n, x in times.items()})
 
 
 def _print(console: Console, title: str, row: dict[str, str]) -> None:

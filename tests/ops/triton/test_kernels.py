@@ -27,7 +27,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_loop(name: str, dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and DEVICE == "cpu":
@@ -35,7 +35,7 @@ def test_kernels_equal_the_loop(name: str, dtype: torch.dtype) -> None:
     assert over_budget(CASES[name].inputs(device=DEVICE), impl="triton", dtype=dtype, products=dtype, scale=0.5) == {}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_whole_chunks_beside_cut_ones(dtype: torch.dtype) -> None:
     """Chunks 1 and 3 decay too far to be one block, by far and by little; 2 and 4 do not, by far and by little."""
     if dtype == torch.bfloat16 and DEVICE == "cpu":

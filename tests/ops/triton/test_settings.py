@@ -14,13 +14,15 @@ pytestmark = pytest.mark.gpu
 CHECK = """
 import torch
 torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty returns with NaN
+from qed.ops.triton import launch
 from qed.testing import Case, over_budget
 K, V, dtype = {K}, {V}, torch.{dtype}
-widths = dict(key_width=K, value_width=V)
-for case in (Case(batch=2, tokens=200, heads=2, **widths, log_decay=-0.1),
-             Case(tokens=130, heads=3, **widths, decay="head", log_decay=-5.0, state=False),  # chunks that are cut
-             Case(batch=20, tokens=70, heads=4, **widths, log_decay=-0.1),  # many states
-             Case(tokens=1100, heads=1, **widths, log_decay=-0.01)):  # segments
+common = dict(heads=2, key_width=K, value_width=V)
+cases = (Case(batch=2, tokens=200, **common, log_decay=-0.1),
+         Case(tokens=130, **common, decay="head", log_decay=-5.0, state=False),  # chunks that are cut
+         Case(batch=40, tokens=70, **common, log_decay=-0.1),  # many states
+         Case(batch=2, tokens=200, **common, log_decay=-0.01))  # segments, short ones on purpose
+for case, launch.SHORTEST_SEGMENT in zip(cases, (8, 8, 8, 1)):
     over = over_budget(case.inputs(device="cuda"), impl="triton", dtype=dtype, products=dtype)
     assert over == dict(), (case, over)
 """
