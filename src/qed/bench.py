@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -171,11 +172,13 @@ def first_seconds(device: str, candidate: Candidate) -> float:
 def take_turns(
     device: str, calls: dict[str, Callable[[], None]], rounds: int, console: Console
 ) -> dict[str, dict[str, float]]:
-    """Median and quartiles of every candidate's milliseconds, call by call in turn: all meet the same machine."""
+    """Median and quartiles of every candidate's milliseconds, call by call in turn, so that all meet the same machine,
+    and in a new order every round, since what ran before leaves its mark on clocks and caches."""
     times: dict[str, list[float]] = {name: [] for name in calls}
+    order = random.Random(0)
     for i in track(range(rounds + 3), description=", ".join(calls)[:60], console=console):
-        for name, call in calls.items():
-            took = milliseconds(device, call)
+        for name in order.sample(list(calls), len(calls)):
+            took = milliseconds(device, calls[name])
             if i >= 3:
                 times[name].append(took)
     found = {}

@@ -101,19 +101,18 @@ def chunk_states(
 ):  # fmt: skip
     """All transposed, V × … : then each product's result is the next one's left operand and never leaves registers.
 
-    MAPS: no outputs, only every segment's N, as the final state from zero, and M, where the identity goes unwritten."""
-    TILES: tl.constexpr = (V + BV - 1) // BV
-    M_TILES: tl.constexpr = (K + BV - 1) // BV if MAPS else 0
-    tile, lane = tl.program_id(0) % (TILES + M_TILES), tl.program_id(0) // (TILES + M_TILES)
+    MAPS > 0: no outputs, only every segment's N, as the final state from zero, and M, where the identity goes unwritten,
+    side by side: M from column MAPS on."""
+    TILES: tl.constexpr = (MAPS + BK if MAPS else V + BV - 1) // BV
+    tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     n, h = lane // H, lane % H
     start, length, first = segment_place(n, tokens, segments, segment_chunks, offsets, chunk_offsets, PACKED, C)
     rows, keys, columns = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     dtype = a_tilde.dtype.element_ty
     S = tl.zeros((BV, BK), tl.float32)
     if MAPS:
-        is_map = tile >= TILES
-        columns = tl.where(is_map, tile - TILES, tile) * BV + tl.arange(0, BV)
-        S = tl.where(is_map & (columns[:, None] == keys[None, :]), 1.0, 0.0)
+        M_columns = tl.where(columns >= MAPS, columns - MAPS, BK)  # BK: none
+        S = tl.where(M_columns[:, None] == keys[None, :], 1.0, 0.0)
     elif HAS_STATE:
         S = tl.trans(load_tile(initial_state + lane.to(tl.int64) * K * V, keys, columns, V, K, V))
 
@@ -126,10 +125,7 @@ def chunk_states(
             store_tile(starts + block * K * V, columns, keys, K, V, K, S_)
         erase = load_tile(a_tilde + block * C * K, rows, keys, K, C, K)
         write = -tl.dot(S_, tl.trans(erase), input_precision=PRECISION)
-        written = left
-        if MAPS:
-            written = tl.where(is_map, 0, left)
-        write += tl.trans(load_tile(u + place * V, rows, columns, H * V, written, V))
+        write += tl.trans(load_tile(u + place * V, rows, columns, H * V, left, V))
         T_ = load_tile(T + block * C * C, rows, rows, C, C, C)
         R_ = tl.dot(write.to(dtype), tl.trans(T_), input_precision=PRECISION).to(dtype)
         if not MAPS:
@@ -143,11 +139,9 @@ def chunk_states(
         decay = tl.load(gamma + block * K + keys, mask=keys < K, other=0.0)
         k_ = load_tile(k_bar + block * C * K, rows, keys, K, C, K)
         S = tl.dot(R_, k_, acc=S * decay[None, :], input_precision=PRECISION)
-    if MAPS:  # noqa: SIM102
-        if is_map:
-            store_tile(maps + (2 * lane).to(tl.int64) * K * K, keys, columns, K, K, K, tl.trans(S))
-            store_tile(maps + (2 * lane + 1).to(tl.int64) * K * K, columns, keys, K, K, K, S)
-            return
+    if MAPS:
+        store_tile(maps + (2 * lane).to(tl.int64) * K * K, keys, M_columns, K, K, K, tl.trans(S))
+        store_tile(maps + (2 * lane + 1).to(tl.int64) * K * K, M_columns, keys, K, K, K, S)
     store_tile(final_state + lane.to(tl.int64) * K * V, keys, columns, V, K, V, tl.trans(S))
 
 

@@ -155,7 +155,7 @@ def forward(
         *(table.tokens, segments.each, segments.chunks, table.offsets, table.first),
         **constants("chunk_states", shapes, segments.lanes),
         HAS_STATE=initial_state is not None,
-        MAPS=False,
+        MAPS=0,
         SAVE=save,
     )
     if segments.each > 1:
@@ -174,14 +174,14 @@ def _segment_starts(
     """M and Mᵀ of every segment's S → M S + N, and the state every segment starts from."""
     N = _states_like(terms[0], u, segments)
     maps = N.new_empty(*N.shape[:2], 2, shapes.K, shapes.K)
-    BV = shapes.setting("segment_maps").BV
-    tiles = -(-shapes.V // BV) + -(-shapes.K // BV)
+    M_starts = power_of_two(shapes.V)
+    tiles = (M_starts + power_of_two(shapes.K)) // shapes.setting("segment_maps").BV
     chunk_states[(segments.lanes * tiles,)](
         *(*terms, u, None, None, N, maps, None, None),
         *(table.tokens, segments.each, segments.chunks, None, None),
         **constants("segment_maps", shapes),
         HAS_STATE=False,
-        MAPS=True,
+        MAPS=M_starts,
         SAVE=False,
     )
     return maps, _compose(maps, N, initial_state, shapes, segments, reverse=False)
