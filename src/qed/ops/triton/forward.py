@@ -101,8 +101,8 @@ def chunk_states(
 ):  # fmt: skip
     """All transposed, V × … : then each product's result is the next one's left operand and never leaves registers.
 
-    MAPS > 0: no outputs, only every segment's N, as the final state from zero, and M, where the identity goes unwritten,
-    side by side: M from column MAPS on."""
+    MAPS > 0: no outputs, only every segment's N, as the final state from zero, and M, where the identity goes without
+    writes, side by side: M from column MAPS on."""
     TILES: tl.constexpr = (MAPS + BK if MAPS else V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     n, h = lane // H, lane % H
