@@ -141,13 +141,18 @@ class Rule:
         scale: float = 1.0,
         initial_state: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        there: Tensor | None = None,
         impl: str = "auto",
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [B, T, H, V] and final state [N, H, K, V]; keyword arguments as in `erase_write`."""
+        """Outputs [B, T, H, V] and final state [N, H, K, V]. `there` [B, T]: which tokens exist (all, if None); the
+        others leave the state as it is. Other keyword arguments as in `erase_write`."""
         offsets = None if cu_seqlens is None else cu_seqlens * self.substeps
-        o, state = erase_write(
-            *self.operands(x), scale=scale, initial_state=initial_state, cu_seqlens=offsets, impl=impl
-        )
+        operands = self.operands(x)
+        if there is not None:  # without key and decay, S_t = S_{t−1}
+            exists = there.repeat_interleave(self.substeps, 1)[..., None, None]
+            g = None if operands.g is None else torch.where(exists, operands.g, 0)
+            operands = operands._replace(k=torch.where(exists, operands.k, 0), g=g)
+        o, state = erase_write(*operands, scale=scale, initial_state=initial_state, cu_seqlens=offsets, impl=impl)
         return o[:, self.substeps - 1 :: self.substeps], state
 
     def attend_step(

@@ -1,0 +1,83 @@
+"""Softmax attention over all tokens or a window of them, with rotary positions, for hybrid stacks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .sequences import DENSE, Sequences
+
+
+class AttentionState(NamedTuple):
+    """Grows with what has been read; with a window, no further than the window."""
+
+    keys: Tensor  # [B, H, L, D], rotated
+    values: Tensor  # [B, H, L, D]
+    positions: Tensor  # [B, L] of every key in its sequence, −1 where there is none
+    seen: Tensor  # [B] tokens so far
+
+
+class Attention(nn.Module):
+    def __init__(
+        self, *, hidden_size: int, num_heads: int, head_dim: int, window: int | None = None, rope_theta: float = 1e4
+    ):
+        """`window`: how many tokens a query sees, itself included; None for all."""
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"head_dim: expected an even number for rotary positions, got {head_dim}")
+        self.num_heads, self.head_dim, self.window, self.rope_theta = num_heads, head_dim, window, rope_theta
+        width = num_heads * head_dim
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden_size, width, bias=False) for _ in range(3))
+        self.o_proj = nn.Linear(width, hidden_size, bias=False)
+
+    def forward(
+        self, x: Tensor, state: AttentionState | None = None, sequences: Sequences = DENSE
+    ) -> tuple[Tensor, AttentionState]:
+        q, k, v = (proj(x).unflatten(-1, (self.num_heads, -1)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        places, there = sequences.positions(x), sequences.there(x.shape[1])
+        if state is not None:
+            places = places + state.seen[:, None]
+        q, k, v = (y.transpose(1, 2) for y in (self._rotate(q, places), self._rotate(k, places), v))
+        key_places = places if there is None else torch.where(there, places, -1)
+        seen = places[:, -1] + 1 if there is None else key_places.amax(1).clamp(min=-1) + 1
+        if state is not None:
+            k, v = torch.cat([state.keys, k], 2), torch.cat([state.values, v], 2)
+            key_places, seen = torch.cat([state.positions, key_places], 1), torch.maximum(seen, state.seen)
+        plain = state is None and there is None and sequences.cu_seqlens is None and self.window is None
+        mask = None if plain else self._mask(places, key_places, sequences, x)
+        o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=plain)
+        new_state = self._trim(AttentionState(k, v, key_places, seen))
+        return self.o_proj(o.transpose(1, 2).flatten(2)), new_state
+
+    def _mask(self, places: Tensor, key_places: Tensor, sequences: Sequences, x: Tensor) -> Tensor:
+        """[B, 1, T, L]: which keys a query sees. A query that is not there sees itself, for a finite result."""
+        distance = places[:, :, None] - key_places[:, None, :]
+        seen = (distance >= 0) & (key_places[:, None, :] >= 0)
+        if self.window is not None:
+            seen = seen & (distance < self.window)
+        if sequences.cu_seqlens is not None:
+            owners = sequences.owners(x)
+            seen = seen & (owners[:, None] == owners)
+        tokens, length = seen.shape[1:]
+        itself = torch.arange(length, device=x.device) == torch.arange(tokens, device=x.device)[:, None] + length - tokens
+        return (seen | itself)[:, None]
+
+    def _trim(self, state: AttentionState) -> AttentionState:
+        """The last `window` keys of each row, by position."""
+        if self.window is None or state.keys.shape[2] <= self.window:
+            return state
+        places, index = state.positions.topk(self.window, 1, sorted=True)
+        places, index = places.flip(1), index.flip(1)
+        rows = index[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
+        return AttentionState(state.keys.gather(2, rows), state.values.gather(2, rows), places, state.seen)
+
+    def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
+        """Rotary positions: pairs (i, i + D/2) turned by place · theta^(−2i/D)."""
+        half = self.head_dim // 2
+        rates = self.rope_theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+        angle = places[..., None].float() * rates
+        cos, sin = angle.cos()[:, :, None], angle.sin()[:, :, None]
+        first, second = x.float().split(half, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

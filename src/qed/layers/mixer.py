@@ -1,0 +1,152 @@
+"""The token mixer: any row of the rule table as a layer.
+
+    x → q, k, v → short convolution, SiLU → L2 norm of q and k
+      → decay g = −exp(A_log)·softplus(W_f x + dt_bias), gates b = σ(W_b x), w = σ(W_w x), strength λ_h = λ_max·σ(θ_h)
+      → rule → S_t = (I − k aᵀ) Diag(exp g) S_{t−1} + k uᵀ,  o_t = scale · Sᵀ q
+      → RMSNorm of each head, times a gate → W_o
+
+A rule's row says which of these it takes and how wide they are; the layer has parameters for those alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..rules import RULES, Projections, l2_normalize
+from .convolution import ShortConvolution
+from .norm import GatedRMSNorm, RMSNorm
+from .sequences import DENSE, Sequences
+
+
+class MixerState(NamedTuple):
+    """Of fixed size, whatever has been read."""
+
+    conv: Tensor  # [N, W − 1, 2·H·K + H·V] the last inputs of the convolution
+    recurrent: Tensor  # [N, H, K, V] float32
+
+
+class Mixer(nn.Module):
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int,
+        value_head_dim: int,
+        rule: str = "qed",
+        conv_size: int = 4,
+        lambda_max: float = 0.25,
+        read_scale: float = 1.0,
+        decay_rank: int | None = None,
+        output_gate: str | None = "silu",
+        output_gate_rank: int | None = None,
+        norm_eps: float = 1e-5,
+    ):
+        """
+        Args:
+            rule: a name of `RULES`.
+            read_scale: factor on the read o = scale · Sᵀ q.
+            decay_rank: width of the bottleneck of W_f where the decay is per channel; None for `head_dim`.
+            output_gate: "silu", "sigmoid", or None for the norm alone.
+            output_gate_rank: width of the gate's bottleneck; None for one full matrix.
+        """
+        super().__init__()
+        if rule not in RULES:
+            raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {rule!r}")
+        self.rule, self.row = rule, RULES[rule]
+        self.num_heads, self.head_dim, self.value_head_dim = num_heads, head_dim, value_head_dim
+        self.lambda_max, self.read_scale, self.strength_scale = lambda_max, read_scale, 1.0
+        keys, values = num_heads * head_dim, num_heads * value_head_dim
+
+        def gate(width: str, channels: int) -> nn.Linear | None:
+            outputs = {"none": 0, "head": num_heads, "channel": channels}[width]
+            return nn.Linear(hidden_size, outputs, bias=False) if outputs else None
+
+        self.q_proj = nn.Linear(hidden_size, keys, bias=False)
+        self.k_proj = nn.Linear(hidden_size, keys, bias=False)
+        self.v_proj = nn.Linear(hidden_size, values, bias=False)
+        self.conv = ShortConvolution(2 * keys + values, conv_size)
+        self.b_proj, self.w_proj = gate(self.row.erase, keys), gate(self.row.write, values)
+        self.f_proj: nn.Module | None = gate(self.row.decay, keys)
+        if self.row.decay == "channel":
+            self.f_proj = _low_rank(hidden_size, decay_rank or head_dim, keys)
+        if self.row.decay != "none":
+            self.A_log = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
+            self.dt_bias = nn.Parameter(
+                torch.empty(num_heads if self.row.decay == "head" else keys, dtype=torch.float32)
+            )
+        if self.row.strength:
+            self.theta = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
+        if self.row.direction == "head":
+            self.register_buffer("random_direction", torch.empty(num_heads, head_dim, dtype=torch.float32))
+        self.e_proj = nn.Linear(hidden_size, keys, bias=False) if self.row.direction == "token" else None
+        self.g_proj: nn.Module | None = None
+        if output_gate is not None:
+            full = nn.Linear(hidden_size, values, bias=False)
+            self.g_proj = _low_rank(hidden_size, output_gate_rank, values, bias=True) if output_gate_rank else full
+        self.o_norm = (
+            GatedRMSNorm(value_head_dim, output_gate, norm_eps) if output_gate else RMSNorm(value_head_dim, norm_eps)
+        )
+        self.o_proj = nn.Linear(values, hidden_size, bias=False)
+
+    def strength(self) -> Tensor:
+        """λ_h [H], scaled by `strength_scale` (the paper's s)."""
+        return self.strength_scale * self.lambda_max * torch.sigmoid(self.theta.float())
+
+    def forward(
+        self, x: Tensor, state: MixerState | None = None, sequences: Sequences = DENSE, impl: str = "auto"
+    ) -> tuple[Tensor, MixerState]:
+        """x [B, T, hidden] and where it left off → outputs like x, and where it leaves off."""
+        qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+        qkv, conv = self.conv(qkv, None if state is None else state.conv, sequences)
+        projections = self._projections(x, qkv)
+        if state is not None and x.shape[1] == 1 and sequences.cu_seqlens is None and sequences.lengths is None:
+            o, recurrent = self.row.attend_step(
+                projections, state=state.recurrent, scale=self.read_scale, impl=impl
+            )
+        else:
+            o, recurrent = self.row.attend(
+                projections,
+                scale=self.read_scale,
+                initial_state=None if state is None else state.recurrent,
+                cu_seqlens=sequences.cu_seqlens,
+                there=sequences.there(x.shape[1]),
+                impl=impl,
+            )
+        gate = () if self.g_proj is None else (self.g_proj(x).unflatten(-1, (self.num_heads, -1)),)
+        return self.o_proj(self.o_norm(o, *gate).flatten(-2)), MixerState(conv, recurrent)
+
+    def _projections(self, x: Tensor, qkv: Tensor) -> Projections:
+        def heads(y: Tensor) -> Tensor:
+            return y.unflatten(-1, (self.num_heads, -1))
+
+        keys = self.num_heads * self.head_dim
+        q, k, v = (heads(y) for y in qkv.split([keys, keys, qkv.shape[-1] - 2 * keys], -1))
+        direction = None
+        if self.row.direction == "head":
+            direction = self.random_direction.to(x.dtype)
+        elif self.e_proj is not None:
+            direction = l2_normalize(heads(self.e_proj(x)))
+        return Projections(
+            l2_normalize(q),
+            l2_normalize(k),
+            v,
+            g=None if self.f_proj is None else self._log_decay(heads(self.f_proj(x).float() + self.dt_bias.float())),
+            b=None if self.b_proj is None else heads(torch.sigmoid(self.b_proj(x))),
+            w=None if self.w_proj is None else heads(torch.sigmoid(self.w_proj(x))),
+            strength=self.strength() if self.row.strength else None,
+            direction=direction,
+        )
+
+    def _log_decay(self, x: Tensor) -> Tensor:
+        return -self.A_log.float().exp()[:, None] * nn.functional.softplus(x)
+
+    def extra_repr(self) -> str:
+        return f"rule={self.rule!r}, heads={self.num_heads} × ({self.head_dim}, {self.value_head_dim})"
+
+
+def _low_rank(inputs: int, rank: int, outputs: int, bias: bool = False) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=bias))

@@ -1,0 +1,21 @@
+"""One config, one causal language model, at home in transformers."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cache import QEDCache
+    from .causal_lm import QEDForCausalLM, QEDModel
+    from .config import QEDConfig
+
+_WHERE = {"QEDCache": "cache", "QEDConfig": "config", "QEDForCausalLM": "causal_lm", "QEDModel": "causal_lm"}
+
+__all__ = ["QEDCache", "QEDConfig", "QEDForCausalLM", "QEDModel"]
+
+
+def __getattr__(name: str) -> Any:
+    """One at a time: the configuration must not bring the model, which transformers may be in the middle of importing."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'qed.model' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_WHERE[name]}", __name__), name)

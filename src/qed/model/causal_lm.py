@@ -1,0 +1,227 @@
+"""The causal language model: embedding → (norm → mixer → + ; norm → SwiGLU → +) × layers → norm → logits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from ..layers import Attention, Mixer, RMSNorm, Sequences, SwiGLU
+from ..layers.sequences import DENSE
+from .cache import QEDCache
+from .config import ATTENTION, QEDConfig
+from .initialization import initialize
+
+
+class QEDBlock(nn.Module):
+    def __init__(self, config: QEDConfig, layer: int):
+        super().__init__()
+        assert config.layer_types is not None
+        kind, sizes = config.layer_types[layer], {"hidden_size": config.hidden_size, "num_heads": config.num_heads}
+        self.mixer_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mixer: Mixer | Attention
+        if kind in ATTENTION:
+            window = config.sliding_window if kind == "sliding_attention" else None
+            self.mixer = Attention(**sizes, head_dim=config.head_dim, window=window, rope_theta=config.rope_theta)
+        else:
+            self.mixer = Mixer(
+                **sizes,
+                head_dim=config.head_dim,
+                value_head_dim=config.value_head_dim,
+                rule=kind,
+                conv_size=config.conv_size,
+                lambda_max=config.lambda_max,
+                read_scale=config.read_scale,
+                decay_rank=config.decay_rank,
+                output_gate=config.output_gate,
+                output_gate_rank=config.output_gate_rank,
+                norm_eps=config.norm_eps,
+            )
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+
+    def forward(self, x: Tensor, state: Any, sequences: Sequences) -> tuple[Tensor, Any]:
+        mixed, state = self.mixer(self.mixer_norm(x), state, sequences)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), state
+
+
+class QEDPreTrainedModel(PreTrainedModel):
+    config_class = QEDConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("QEDBlock",)
+    _keep_in_fp32_modules_strict = ("A_log", "dt_bias", "theta", "random_direction")
+    _supports_sdpa = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        initialize(module, self.config)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but whole or not at all: safetensors only, every tensor there and of its shape."""
+        if kwargs.setdefault("use_safetensors", True) is not True:
+            raise ValueError("use_safetensors: pickles are not read, they can run code; expected True, got False")
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
+        problems = [f"{name}: {list(found)} in the checkpoint, {list(expected)} in the model"
+                    for name, found, expected in info["mismatched_keys"]]  # fmt: skip
+        problems += [f"{name}: not in the checkpoint" for name in sorted(info["missing_keys"])]
+        problems += [f"{name}: not in the model" for name in sorted(info["unexpected_keys"])]
+        if problems:
+            shown = "\n  ".join(problems[:10]) + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
+            raise ValueError(f"{pretrained_model_name_or_path}: not this model's checkpoint:\n  {shown}")
+        return (model, info) if wants_info else model
+
+    def set_strength_scale(self, scale: float) -> None:
+        """λ → scale · λ at every token, in prefill and decoding (the paper's s). Layers without λ are unchanged."""
+        for module in self.modules():
+            if isinstance(module, Mixer):
+                module.strength_scale = float(scale)
+
+
+class QEDModel(QEDPreTrainedModel):
+    def __init__(self, config: QEDConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(QEDBlock(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: QEDCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        """
+        Args:
+            attention_mask: [B, tokens before + T], 0 at padding, anywhere.
+            past_key_values: where to go on from; changed in place.
+            cu_seqlens: offsets [N + 1] of N sequences packed along T; then B = 1, and there is no mask and no cache.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids, inputs_embeds: expected exactly one of them")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        sequences = self._sequences(x, attention_mask, past_key_values, cu_seqlens)
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if cu_seqlens is not None:
+            use_cache = False
+        if use_cache and past_key_values is None:
+            past_key_values = QEDCache()
+        x = sequences.align(x)
+        for i, layer in enumerate(self.layers):
+            state = None if past_key_values is None else past_key_values.get(i)
+            run = partial(self._gradient_checkpointing_func, layer.__call__) if self._checkpoints() else layer
+            x, state = run(x, state, sequences)
+            if use_cache and past_key_values is not None:
+                past_key_values.put(i, state)
+        if use_cache and past_key_values is not None:
+            past_key_values.tokens += x.shape[1]
+        x = sequences.restore(self.norm(x))
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values if use_cache else None)
+
+    def _checkpoints(self) -> bool:
+        return self.gradient_checkpointing and self.training
+
+    def _sequences(
+        self, x: Tensor, mask: Tensor | None, cache: QEDCache | None, cu_seqlens: Tensor | None
+    ) -> Sequences:
+        if cache is not None and not isinstance(cache, QEDCache):
+            raise TypeError(f"past_key_values: expected a QEDCache, got {type(cache).__name__}")
+        if cu_seqlens is not None:
+            if mask is not None or cache is not None:
+                raise ValueError("cu_seqlens: packed sequences go with neither an attention_mask nor a cache")
+            if x.shape[0] != 1:
+                raise ValueError(f"cu_seqlens: packed sequences need batch size 1, got {x.shape[0]}")
+            return Sequences(cu_seqlens=cu_seqlens)
+        if mask is None or x.shape[1] == 1 and cache is not None and cache.is_initialized:
+            return DENSE  # a token that is being decoded exists
+        before = 0 if cache is None else cache.tokens
+        if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
+            expected = f"[{x.shape[0]}, {before + x.shape[1]}]"
+            raise ValueError(f"attention_mask: expected shape {expected}, got {list(mask.shape)}")
+        return Sequences.from_mask(mask[:, -x.shape[1] :])
+
+
+class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: QEDConfig):
+        super().__init__(config)
+        self.model = QEDModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.embed_tokens = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = new_embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: QEDCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """`labels` like input_ids: shifted here, −100 ignored, and no sequence predicts the next one's first token.
+        `logits_to_keep`: how many positions from the end, or which. Other arguments as in `QEDModel`."""
+        found = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            cu_seqlens=cu_seqlens,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
+        hidden = found.last_hidden_state if isinstance(kept, int) else found.last_hidden_state[:, kept]
+        logits = self.lm_head(hidden)
+        loss = None
+        if labels is not None:
+            if not isinstance(kept, int):
+                raise ValueError("labels: a loss needs every position's logits; logits_to_keep must be 0")
+            loss = causal_loss(logits, labels, cu_seqlens)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                "cache_implementation: this model has one cache of its own; "
+                f"expected None, got {generation_config.cache_implementation!r}"
+            )
+        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = QEDCache()
+
+
+def causal_loss(logits: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy of every next token, in float32."""
+    targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    if cu_seqlens is not None:
+        last = (cu_seqlens[1:] - 1).clamp(min=0)
+        targets = targets.index_fill(1, last.to(torch.int64), -100)
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

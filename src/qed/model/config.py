@@ -1,0 +1,134 @@
+"""The model's configuration. With no argument it is the paper's 340M model.
+
+What the paper leaves open is marked: our choice, explained in the documentation of the recipe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from ..layers.norm import ACTIVATIONS
+from ..rules import RULES
+
+FORMAT_VERSION = 1
+ATTENTION = ("full_attention", "sliding_attention")
+
+
+@strict
+class QEDConfig(PreTrainedConfig):
+    """
+    Args:
+        vocab_size, hidden_size, num_hidden_layers, num_heads, head_dim: sizes; a head's keys have `head_dim` channels.
+        expand_v: a head's values have `expand_v · head_dim` channels. (Open in the paper: 1.)
+        intermediate_size: of the SwiGLU. (Open: the multiple of 64 that comes nearest to 340M parameters.)
+        rule: a name of `qed.RULES`, for every layer that `layer_types` does not give another.
+        layer_types: for every layer a name of `qed.RULES`, "full_attention" or "sliding_attention"; None: `rule`.
+        lambda_max, theta_init: λ_h = lambda_max · sigmoid(θ_h), θ_h starts at theta_init.
+        conv_size: taps of the short convolution of q, k and v. (Open: 4.)
+        read_scale: factor on the read of the state.
+        output_gate: "silu", "sigmoid" or None. (Open: silu.) output_gate_rank: its bottleneck; None for head values.
+        decay_rank: bottleneck of the decay's projection; None for `head_dim`.
+        sliding_window, rope_theta: of softmax layers.
+        initializer_range: standard deviation of weights; projections back into the residual stream get
+            1/√(2 · layers) of it. (Open.)
+        tie_word_embeddings, norm_eps, use_cache, bos_token_id, eos_token_id, pad_token_id: as the names say.
+    """
+
+    model_type = "qed"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    vocab_size: int = 32000
+    hidden_size: int = 1024
+    num_hidden_layers: int = 24
+    num_heads: int = 6
+    head_dim: int = 128
+    expand_v: float = 1.0
+    intermediate_size: int = 2496
+    rule: str = "qed"
+    layer_types: list[str] | None = None
+    lambda_max: float = 0.25
+    theta_init: float = -2.0
+    conv_size: int = 4
+    read_scale: float = 1.0
+    output_gate: str | None = "silu"
+    output_gate_rank: int | None = None
+    decay_rank: int | None = None
+    sliding_window: int = 512
+    rope_theta: float = 10000.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    norm_eps: float = 1e-5
+    use_cache: bool = True
+    bos_token_id: int | None = 1
+    eos_token_id: int | None = 2
+    pad_token_id: int | None = None
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.layer_types is None:
+            self.layer_types = [self.rule] * self.num_hidden_layers
+        if self.output_gate_rank is None:
+            self.output_gate_rank = self.value_head_dim
+        super().__post_init__(**kwargs)
+        self.check()
+
+    @property
+    def value_head_dim(self) -> int:
+        return int(self.expand_v * self.head_dim)
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.num_heads
+
+    def check(self) -> None:
+        """Raise ValueError for what cannot be a model: the field, what was expected, what came."""
+        if self.format_version != FORMAT_VERSION:
+            raise ValueError(
+                f"format_version: this version of qed reads checkpoints of format {FORMAT_VERSION}, "
+                f"got {self.format_version}"
+            )
+        sizes = ("vocab_size", "hidden_size", "num_heads", "head_dim", "intermediate_size", "conv_size")
+        for name in (*sizes, "num_hidden_layers", "sliding_window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+        if self.rule not in RULES:
+            raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {self.rule!r}")
+        if self.value_head_dim < 1 or self.value_head_dim != self.expand_v * self.head_dim:
+            raise ValueError(
+                f"expand_v: expected expand_v × head_dim to be a positive whole number, got {self.expand_v} × {self.head_dim}"
+            )
+        if self.output_gate is not None and self.output_gate not in ACTIVATIONS:
+            raise ValueError(f"output_gate: expected {', '.join(ACTIVATIONS)} or None, got {self.output_gate!r}")
+        self.validate_layer_type()
+
+    def validate_layer_type(self) -> None:
+        """transformers calls this too, and knows no rules."""
+        types = self.layer_types or []
+        if len(types) != self.num_hidden_layers:
+            raise ValueError(f"layer_types: expected {self.num_hidden_layers} entries, one a layer, got {len(types)}")
+        for i, name in enumerate(types):
+            if name not in RULES and name not in ATTENTION:
+                raise ValueError(
+                    f"layer_types[{i}]: expected one of {', '.join((*RULES, *ATTENTION))}, got {name!r}"
+                )
+
+    @classmethod
+    def tiny(cls, **changes: Any) -> QEDConfig:
+        """Two layers of width 64: seconds on a laptop; for tests and first steps."""
+        sizes = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 32}
+        return cls(**(sizes | {"intermediate_size": 128} | changes))
+
+    @classmethod
+    def mini(cls, **changes: Any) -> QEDConfig:
+        """14M parameters with 32,000 tokens: 6 layers of width 256, 4 heads of 64."""
+        sizes = {"hidden_size": 256, "num_hidden_layers": 6, "num_heads": 4, "head_dim": 64, "intermediate_size": 640}
+        return cls(**(sizes | changes))
+
+    @classmethod
+    def small(cls, **changes: Any) -> QEDConfig:
+        """8 layers of width 512, 4 heads of 128."""
+        sizes = {"hidden_size": 512, "num_hidden_layers": 8, "num_heads": 4, "head_dim": 128, "intermediate_size": 1344}
+        return cls(**(sizes | changes))

@@ -1,0 +1,65 @@
+"""Every parameter's first value, in one place. Works after a model was made on the meta device.
+
+| what | value |
+|---|---|
+| matrices, embeddings | normal, `initializer_range` |
+| projections back into the residual stream (o_proj, down_proj) | normal, `initializer_range` / √(2 · layers) |
+| short convolution | uniform in ± 1/√taps |
+| norms | 1; biases 0 |
+| A_log | log of uniform in [1, 16], one per head |
+| dt_bias | softplus⁻¹ of log-uniform in [1e-3, 0.1] |
+| θ | `theta_init` |
+| random direction of QED-rand | a unit vector per head |
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..layers import Mixer, RMSNorm, ShortConvolution
+from .config import QEDConfig
+
+RESIDUAL = ("o_proj", "down_proj")
+
+
+@torch.no_grad()
+def initialize(module: nn.Module, config: QEDConfig) -> None:
+    """The parameters that are `module`'s own, not its children's, unless a checkpoint has filled them."""
+    deviation = config.initializer_range
+    if isinstance(module, nn.Linear | nn.Embedding):
+        if not _filled(module.weight):
+            module.weight.normal_(0.0, deviation)
+        if isinstance(module, nn.Linear) and module.bias is not None and not _filled(module.bias):
+            module.bias.zero_()
+    elif isinstance(module, RMSNorm) and not _filled(module.weight):
+        module.weight.fill_(1.0)
+    elif isinstance(module, ShortConvolution) and not _filled(module.weight):
+        bound = module.weight.shape[1] ** -0.5
+        module.weight.uniform_(-bound, bound)
+    elif isinstance(module, Mixer):
+        _initialize_mixer(module, config)
+    for name, child in module.named_children():
+        if name in RESIDUAL and isinstance(child, nn.Linear) and not _filled(child.weight):
+            child.weight.normal_(0.0, deviation / math.sqrt(2 * config.num_hidden_layers))
+
+
+def _initialize_mixer(module: Mixer, config: QEDConfig) -> None:
+    if module.row.decay != "none":
+        if not _filled(module.A_log):
+            module.A_log.uniform_(1.0, 16.0).log_()
+        if not _filled(module.dt_bias):
+            dt = torch.empty_like(module.dt_bias).uniform_(math.log(1e-3), math.log(0.1)).exp_()
+            module.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus⁻¹
+    if module.row.strength and not _filled(module.theta):
+        module.theta.fill_(config.theta_init)
+    if module.row.direction == "head" and not _filled(module.random_direction):
+        module.random_direction.normal_()
+        module.random_direction /= module.random_direction.norm(dim=-1, keepdim=True)
+
+
+def _filled(x: Tensor) -> bool:
+    """transformers marks what it has read from a checkpoint."""
+    return bool(getattr(x, "_is_hf_initialized", False))
