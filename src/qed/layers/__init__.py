@@ -2,6 +2,7 @@
 
 from .attention import Attention, AttentionState
 from .convolution import ShortConvolution, short_convolution
+from .linear import ResidualProjection
 from .mixer import Mixer, MixerState
 from .mlp import SwiGLU
 from .norm import GatedRMSNorm, RMSNorm
@@ -14,6 +15,7 @@ __all__ = [
     "Mixer",
     "MixerState",
     "RMSNorm",
+    "ResidualProjection",
     "Sequences",
     "ShortConvolution",
     "SwiGLU",

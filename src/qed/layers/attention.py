@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .linear import ResidualProjection
 from .sequences import DENSE, Sequences
 
 
@@ -30,7 +31,7 @@ class Attention(nn.Module):
         self.num_heads, self.head_dim, self.window, self.rope_theta = num_heads, head_dim, window, rope_theta
         width = num_heads * head_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden_size, width, bias=False) for _ in range(3))
-        self.o_proj = nn.Linear(width, hidden_size, bias=False)
+        self.o_proj = ResidualProjection(width, hidden_size, bias=False)
 
     def forward(
         self, x: Tensor, state: AttentionState | None = None, sequences: Sequences = DENSE
@@ -61,7 +62,9 @@ class Attention(nn.Module):
             owners = sequences.owners(x)
             seen = seen & (owners[:, None] == owners)
         tokens, length = seen.shape[1:]
-        itself = torch.arange(length, device=x.device) == torch.arange(tokens, device=x.device)[:, None] + length - tokens
+        itself = (
+            torch.arange(length, device=x.device) == torch.arange(tokens, device=x.device)[:, None] + length - tokens
+        )
         return (seen | itself)[:, None]
 
     def _trim(self, state: AttentionState) -> AttentionState:

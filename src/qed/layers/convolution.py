@@ -37,7 +37,9 @@ def short_convolution(
     if state is None:
         state = x.new_zeros(N, before, x.shape[-1])
     extended = torch.cat([state.to(x.dtype), x], 1)
-    y = sum(extended[:, i : i + x.shape[1]] * weight[:, i] for i in range(before + 1))
+    y = extended[:, : x.shape[1]] * weight[:, 0]
+    for i in range(1, before + 1):
+        y = y + extended[:, i : i + x.shape[1]] * weight[:, i]
     if sequences.lengths is None:
         last = extended[:, x.shape[1] :]
     else:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..rules import RULES, Projections, l2_normalize
 from .convolution import ShortConvolution
+from .linear import ResidualProjection
 from .norm import GatedRMSNorm, RMSNorm
 from .sequences import DENSE, Sequences
 
@@ -29,6 +30,8 @@ class MixerState(NamedTuple):
 
 
 class Mixer(nn.Module):
+    random_direction: Tensor
+
     def __init__(
         self,
         *,
@@ -90,11 +93,11 @@ class Mixer(nn.Module):
         self.o_norm = (
             GatedRMSNorm(value_head_dim, output_gate, norm_eps) if output_gate else RMSNorm(value_head_dim, norm_eps)
         )
-        self.o_proj = nn.Linear(values, hidden_size, bias=False)
+        self.o_proj = ResidualProjection(values, hidden_size, bias=False)
 
     def strength(self) -> Tensor:
         """λ_h [H], scaled by `strength_scale` (the paper's s)."""
-        return self.strength_scale * self.lambda_max * torch.sigmoid(self.theta.float())
+        return self.strength_scale * self.lambda_max * torch.sigmoid(_wide(self.theta))
 
     def forward(
         self, x: Tensor, state: MixerState | None = None, sequences: Sequences = DENSE, impl: str = "auto"
@@ -104,9 +107,7 @@ class Mixer(nn.Module):
         qkv, conv = self.conv(qkv, None if state is None else state.conv, sequences)
         projections = self._projections(x, qkv)
         if state is not None and x.shape[1] == 1 and sequences.cu_seqlens is None and sequences.lengths is None:
-            o, recurrent = self.row.attend_step(
-                projections, state=state.recurrent, scale=self.read_scale, impl=impl
-            )
+            o, recurrent = self.row.attend_step(projections, state=state.recurrent, scale=self.read_scale, impl=impl)
         else:
             o, recurrent = self.row.attend(
                 projections,
@@ -134,7 +135,7 @@ class Mixer(nn.Module):
             l2_normalize(q),
             l2_normalize(k),
             v,
-            g=None if self.f_proj is None else self._log_decay(heads(self.f_proj(x).float() + self.dt_bias.float())),
+            g=None if self.f_proj is None else self._log_decay(heads(_wide(self.f_proj(x)) + _wide(self.dt_bias))),
             b=None if self.b_proj is None else heads(torch.sigmoid(self.b_proj(x))),
             w=None if self.w_proj is None else heads(torch.sigmoid(self.w_proj(x))),
             strength=self.strength() if self.row.strength else None,
@@ -142,10 +143,15 @@ class Mixer(nn.Module):
         )
 
     def _log_decay(self, x: Tensor) -> Tensor:
-        return -self.A_log.float().exp()[:, None] * nn.functional.softplus(x)
+        return -_wide(self.A_log).exp()[:, None] * nn.functional.softplus(x)
 
     def extra_repr(self) -> str:
         return f"rule={self.rule!r}, heads={self.num_heads} × ({self.head_dim}, {self.value_head_dim})"
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In at least float32: decays and strengths are too fine for 16 bits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _low_rank(inputs: int, rank: int, outputs: int, bias: bool = False) -> nn.Sequential:

@@ -7,7 +7,7 @@ Three layouts, one meaning, and never two of them at once:
     packed    [1, total, …]  N sequences one behind the other, `cu_seqlens` [N + 1]
 
 A padded batch becomes an aligned one: real tokens move to the front of their row, in their order, whether padding was
-left, right or in between. All shapes stay, nothing waits for the device, and a state passes what is not there unchanged.
+left, right or in between. Shapes stay, nothing waits for the device, and a state passes what is not there unchanged.
 """
 
 from __future__ import annotations

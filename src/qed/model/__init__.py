@@ -13,7 +13,7 @@ __all__ = ["QEDCache", "QEDConfig", "QEDForCausalLM", "QEDModel"]
 
 
 def __getattr__(name: str) -> Any:
-    """One at a time: the configuration must not bring the model, which transformers may be in the middle of importing."""
+    """One at a time: the configuration must not bring the model, which transformers may be importing just now."""
     if name not in _WHERE:
         raise AttributeError(f"module 'qed.model' has no attribute {name!r}")
     from importlib import import_module

@@ -1,6 +1,6 @@
 """Layer states as transformers' Cache: the one file that knows that class.
 
-One state per layer, replaced as a whole when a layer has run. Recurrent layers' are of fixed size; softmax layers' grow.
+One state per layer, replaced as a whole when a layer has run. Recurrent layers' have one size; softmax layers' grow.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ class QEDCache(Cache):
     def put(self, layer: int, state: State) -> None:
         self.states[layer] = state
 
+    def copy(self) -> QEDCache:
+        """To go on from here more than once. Costs nothing: states are replaced, never changed."""
+        copied = QEDCache()
+        copied.states, copied.tokens = dict(self.states), self.tokens
+        return copied
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.tokens
 
@@ -52,7 +58,7 @@ class QEDCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
         raise NotImplementedError(
-            "crop: a recurrent state cannot forget its last tokens; keep a copy (`copy.deepcopy`) from before them instead"
+            "crop: a recurrent state cannot forget its last tokens; keep a `cache.copy()` from before them instead"
         )
 
     @property

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -66,10 +68,17 @@ class QEDPreTrainedModel(PreTrainedModel):
         """As in transformers, but whole or not at all: safetensors only, every tensor there and of its shape."""
         if kwargs.setdefault("use_safetensors", True) is not True:
             raise ValueError("use_safetensors: pickles are not read, they can run code; expected True, got False")
+        folder = Path(str(pretrained_model_name_or_path))
+        pickles = [x.name for x in folder.glob("*.bin")] if not any(folder.glob("*.safetensors*")) else []
+        if pickles:
+            raise ValueError(f"{folder}: expected model.safetensors, got {', '.join(pickles)}: pickles can run code")
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
-        )
+        try:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise ValueError(f"{folder}: expected safetensors, got a damaged file: {error}") from error
         problems = [f"{name}: {list(found)} in the checkpoint, {list(expected)} in the model"
                     for name, found, expected in info["mismatched_keys"]]  # fmt: skip
         problems += [f"{name}: not in the checkpoint" for name in sorted(info["missing_keys"])]
@@ -146,7 +155,7 @@ class QEDModel(QEDPreTrainedModel):
             if x.shape[0] != 1:
                 raise ValueError(f"cu_seqlens: packed sequences need batch size 1, got {x.shape[0]}")
             return Sequences(cu_seqlens=cu_seqlens)
-        if mask is None or x.shape[1] == 1 and cache is not None and cache.is_initialized:
+        if mask is None or (x.shape[1] == 1 and cache is not None and cache.is_initialized):
             return DENSE  # a token that is being decoded exists
         before = 0 if cache is None else cache.tokens
         if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
@@ -167,13 +176,13 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.model.embed_tokens = value
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head = new_embeddings
 
     def forward(
@@ -219,9 +228,10 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
 
 
 def causal_loss(logits: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of every next token, in float32."""
+    """Mean cross-entropy of every next token, in at least float32."""
     targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     if cu_seqlens is not None:
         last = (cu_seqlens[1:] - 1).clamp(min=0)
         targets = targets.index_fill(1, last.to(torch.int64), -100)
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    return nn.functional.cross_entropy(wide, targets.flatten())

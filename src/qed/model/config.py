@@ -92,13 +92,14 @@ class QEDConfig(PreTrainedConfig):
             )
         sizes = ("vocab_size", "hidden_size", "num_heads", "head_dim", "intermediate_size", "conv_size")
         for name in (*sizes, "num_hidden_layers", "sliding_window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected a positive whole number, got {getattr(self, name)!r}")
         if self.rule not in RULES:
             raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {self.rule!r}")
         if self.value_head_dim < 1 or self.value_head_dim != self.expand_v * self.head_dim:
             raise ValueError(
-                f"expand_v: expected expand_v × head_dim to be a positive whole number, got {self.expand_v} × {self.head_dim}"
+                "expand_v: expected expand_v × head_dim to be a positive whole number, "
+                f"got {self.expand_v} × {self.head_dim}"
             )
         if self.output_gate is not None and self.output_gate not in ACTIVATIONS:
             raise ValueError(f"output_gate: expected {', '.join(ACTIVATIONS)} or None, got {self.output_gate!r}")
@@ -111,9 +112,7 @@ class QEDConfig(PreTrainedConfig):
             raise ValueError(f"layer_types: expected {self.num_hidden_layers} entries, one a layer, got {len(types)}")
         for i, name in enumerate(types):
             if name not in RULES and name not in ATTENTION:
-                raise ValueError(
-                    f"layer_types[{i}]: expected one of {', '.join((*RULES, *ATTENTION))}, got {name!r}"
-                )
+                raise ValueError(f"layer_types[{i}]: expected one of {', '.join((*RULES, *ATTENTION))}, got {name!r}")
 
     @classmethod
     def tiny(cls, **changes: Any) -> QEDConfig:

@@ -19,16 +19,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..layers import Mixer, RMSNorm, ShortConvolution
+from ..layers import Mixer, ResidualProjection, RMSNorm, ShortConvolution
 from .config import QEDConfig
-
-RESIDUAL = ("o_proj", "down_proj")
 
 
 @torch.no_grad()
 def initialize(module: nn.Module, config: QEDConfig) -> None:
     """The parameters that are `module`'s own, not its children's, unless a checkpoint has filled them."""
     deviation = config.initializer_range
+    if isinstance(module, ResidualProjection):
+        deviation /= math.sqrt(2 * config.num_hidden_layers)
     if isinstance(module, nn.Linear | nn.Embedding):
         if not _filled(module.weight):
             module.weight.normal_(0.0, deviation)
@@ -41,9 +41,6 @@ def initialize(module: nn.Module, config: QEDConfig) -> None:
         module.weight.uniform_(-bound, bound)
     elif isinstance(module, Mixer):
         _initialize_mixer(module, config)
-    for name, child in module.named_children():
-        if name in RESIDUAL and isinstance(child, nn.Linear) and not _filled(child.weight):
-            child.weight.normal_(0.0, deviation / math.sqrt(2 * config.num_hidden_layers))
 
 
 def _initialize_mixer(module: Mixer, config: QEDConfig) -> None:

@@ -1,0 +1,65 @@
+"""The short convolution is a causal depthwise convolution, in any layout and cut anywhere."""
+
+import pytest
+import torch
+
+from qed.layers import Sequences, short_convolution
+
+D = 3
+
+
+def inputs(*shape: int, width: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(*shape, D, dtype=torch.float64), torch.randn(D, width, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("tokens", [1, 2, 9])
+def test_is_a_causal_depthwise_convolution(tokens: int, width: int) -> None:
+    x, weight = inputs(2, tokens, width=width)
+    padded = torch.nn.functional.pad(x.mT, (width - 1, 0))
+    truth = torch.nn.functional.silu(torch.nn.functional.conv1d(padded, weight[:, None], groups=D)).mT
+    y, state = short_convolution(x, weight)
+    assert torch.allclose(y, truth, rtol=0, atol=1e-14)
+    assert torch.equal(state, padded.mT[:, tokens:])
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 5, 9])
+def test_split_anywhere_is_whole(cut: int) -> None:
+    x, weight = inputs(2, 9)
+    whole, end = short_convolution(x, weight)
+    first, state = short_convolution(x[:, :cut], weight)
+    second, last = short_convolution(x[:, cut:], weight, state)
+    assert torch.allclose(torch.cat([first, second], 1), whole, rtol=0, atol=1e-14)
+    assert torch.equal(last, end)
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_packed_is_separate(with_state: bool) -> None:
+    lengths = [5, 0, 1, 2, 7]
+    x, weight = inputs(1, sum(lengths))
+    x.requires_grad_()
+    states = torch.randn(5, 3, D, dtype=torch.float64) if with_state else None
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    y, last = short_convolution(x, weight, states, Sequences(cu_seqlens=offsets))
+    (dx,) = torch.autograd.grad(y.square().sum() + last.square().sum(), x)
+    for n, part in enumerate(x.detach().split(lengths, 1)):
+        part = part.clone().requires_grad_()
+        truth, end = short_convolution(part, weight, None if states is None else states[n : n + 1])
+        start = int(offsets[n])
+        assert torch.allclose(y[:, start : start + lengths[n]], truth, rtol=0, atol=1e-14)
+        assert torch.allclose(last[n], end[0], rtol=0, atol=1e-14)
+        if lengths[n]:
+            (d,) = torch.autograd.grad(truth.square().sum() + end.square().sum(), part)
+            assert torch.allclose(dx[:, start : start + lengths[n]], d, rtol=0, atol=1e-13)
+
+
+def test_a_state_passes_what_is_not_there() -> None:
+    x, weight = inputs(3, 6)
+    lengths = torch.tensor([0, 2, 6])
+    states = torch.randn(3, 3, D, dtype=torch.float64)
+    _, last = short_convolution(x, weight, states, Sequences(lengths=lengths))
+    assert torch.equal(last[0], states[0])
+    for n in (1, 2):
+        _, truth = short_convolution(x[n : n + 1, : lengths[n]], weight, states[n : n + 1])
+        assert torch.equal(last[n], truth[0])

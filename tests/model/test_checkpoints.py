@@ -1,0 +1,124 @@
+"""Configurations and checkpoints: what is saved comes back, and what is not this model's is refused by name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from qed import RULES, QEDConfig, QEDForCausalLM
+
+THETA = "model.layers.0.mixer.theta"
+
+
+def saved(folder: Path, **changes: object) -> QEDForCausalLM:
+    torch.manual_seed(0)
+    model = QEDForCausalLM(QEDConfig.tiny(**changes)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("rule", [*RULES, "full_attention"])
+def test_round_trip(rule: str, tmp_path: Path) -> None:
+    model = saved(tmp_path, layer_types=["qed", rule], read_scale=0.5)
+    assert {x.suffix for x in tmp_path.iterdir()} == {".json", ".safetensors"}
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is QEDForCausalLM
+    assert again.config.to_diff_dict() | {"_name_or_path": ""} == model.config.to_diff_dict() | {"_name_or_path": ""}
+    assert again.lm_head.weight is again.get_input_embeddings().weight
+    for (name, x), y in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(x, y), name
+
+
+def test_auto_classes_need_only_import_qed(tmp_path: Path) -> None:
+    saved(tmp_path)
+    code = (
+        "import sys, qed; assert 'transformers' not in sys.modules; "
+        "from transformers import AutoModelForCausalLM as A; "
+        f"print(type(A.from_pretrained({str(tmp_path)!r})).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "QEDForCausalLM", done.stderr
+
+
+def test_gates_stay_in_float32(tmp_path: Path) -> None:
+    saved(tmp_path, rule="qed-rand")
+    model = QEDForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    kept = {name.split(".")[-1] for name, x in model.state_dict().items() if x.dtype == torch.float32}
+    assert kept == {"A_log", "dt_bias", "theta", "random_direction"}
+    assert model(torch.zeros(1, 5, dtype=torch.long)).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.pop(THETA), f"{THETA}: not in the checkpoint"),
+        (lambda x: x.update({THETA: torch.zeros(7)}), f"{THETA}: [7] in the checkpoint, [2] in the model"),
+        (lambda x: x.update(extra=torch.zeros(1)), "extra: not in the model"),
+    ],
+)
+def test_another_models_tensors_are_refused(change: object, message: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="not this model's checkpoint") as error:
+        QEDForCausalLM.from_pretrained(tmp_path)
+    assert message in str(error.value)
+
+
+def test_pickles_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="expected safetensors, got a damaged file"):
+        QEDForCausalLM.from_pretrained(tmp_path)
+    file.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"expected model.safetensors, got pytorch_model.bin: pickles can run code"):
+        QEDForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="use_safetensors: pickles are not read"):
+        QEDForCausalLM.from_pretrained(tmp_path, use_safetensors=False)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"format_version": 9}))
+    with pytest.raises(ValueError, match="format_version: this version of qed reads checkpoints of format 1, got 9"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rule": "qet"}, "rule: expected one of linear, .*, got 'qet'"),
+        ({"layer_types": ["qed"]}, "layer_types: expected 2 entries, one a layer, got 1"),
+        ({"layer_types": ["qed", "gqa"]}, r"layer_types\[1\]: expected one of linear, .*, got 'gqa'"),
+        ({"expand_v": 0.3}, "expand_v: expected expand_v × head_dim to be a positive whole number, got 0.3 × 32"),
+        ({"num_heads": 0}, "num_heads: expected a positive whole number, got 0"),
+        ({"hidden_size": 6.5}, "hidden_size: expected a positive whole number, got 6.5"),
+        ({"output_gate": "relu"}, "output_gate: expected silu, sigmoid or None, got 'relu'"),
+    ],
+)
+def test_what_cannot_be_a_model_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        QEDConfig.tiny(**changes)
+
+
+def test_the_default_is_the_papers_model() -> None:
+    with torch.device("meta"):
+        model = QEDForCausalLM(QEDConfig())
+        larger = QEDForCausalLM(QEDConfig(intermediate_size=QEDConfig().intermediate_size + 64))
+        smaller = QEDForCausalLM(QEDConfig(intermediate_size=QEDConfig().intermediate_size - 64))
+    count, more, less = (sum(p.numel() for p in m.parameters()) for m in (model, larger, smaller))
+    assert abs(count - 340e6) < 3.4e6
+    assert abs(count - 340e6) < min(abs(more - 340e6), abs(less - 340e6))
+    config = model.config
+    assert (config.num_hidden_layers, config.hidden_size, config.num_heads, config.head_dim) == (24, 1024, 6, 128)
+    assert (config.vocab_size, config.rule, config.lambda_max, config.theta_init) == (32000, "qed", 0.25, -2.0)
+    assert config.tie_word_embeddings
+    assert 0.029 < 0.25 * torch.sigmoid(torch.tensor(config.theta_init)) < 0.031
