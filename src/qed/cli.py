@@ -120,6 +120,28 @@ def doctor(
 
 
 @app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A safetensors file with one layer or a whole model.")],
+    target: Annotated[Path, typer.Argument(help="The safetensors file to write; must not exist.")],
+    kind: Annotated[str, typer.Option(help="What the layers are: gdn2, kda, gdn or deltanet.")],
+    to: Annotated[str, typer.Option(help="'qed' from flash-linear-attention's names, 'fla' back to them.")] = "qed",
+) -> None:
+    """Convert layers' weights between flash-linear-attention's form and ours; nothing is rounded."""
+    from .model.conversion import convert_file
+
+    console = Console()
+    if to not in ("qed", "fla"):
+        console.print(f"--to: expected 'qed' or 'fla', got {to}", style="red", markup=False)
+        raise typer.Exit(2)
+    try:
+        count = convert_file(source, target, kind=kind, to=to)
+    except (ValueError, FileExistsError) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+    console.print(f"{target}: {count} tensors")
+
+
+@app.command()
 def reproduce(
     out: Annotated[Path, typer.Option(help="Where the figure and the numbers go.")] = Path("runs/demonstration"),
 ) -> None:

@@ -156,16 +156,16 @@ class Rule:
         return o[:, self.substeps - 1 :: self.substeps], state
 
     def attend_step(
-        self, x: Projections, *, state: Tensor, scale: float = 1.0, impl: str = "auto"
+        self, x: Projections, *, state: Tensor, scale: float = 1.0, inplace: bool = False, impl: str = "auto"
     ) -> tuple[Tensor, Tensor]:
-        """One token (T = 1): outputs [B, 1, H, V] and the new state [B, H, K, V]."""
+        """One token (T = 1): outputs [B, 1, H, V] and the new state [B, H, K, V], over the old one if `inplace`."""
         if x.q.dim() != 4 or x.q.shape[1] != 1:
             raise ValueError(f"q: expected one token, [B, 1, H, K], got {list(x.q.shape)}")
         operands = self.operands(x)
         for i in range(self.substeps):
             q, k, a, u = (t[:, i] for t in operands[:4])
             g = None if operands.g is None else operands.g[:, i]
-            o, state = erase_write_step(q, k, a, u, g, state=state, scale=scale, impl=impl)
+            o, state = erase_write_step(q, k, a, u, g, state=state, scale=scale, inplace=inplace, impl=impl)
         return o.unsqueeze(1), state
 
     def _check(self, x: Projections) -> None:

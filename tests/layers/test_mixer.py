@@ -95,16 +95,19 @@ def test_strength_is_what_the_equation_says_and_scales() -> None:
 
 
 def test_parameters_are_those_the_rule_takes() -> None:
-    def names(rule: str) -> set[str]:
-        return {name.split(".")[0] for name, _ in layer(rule).named_parameters()}
+    def of(rule: str) -> tuple[set[str], set[str]]:
+        made = layer(rule)
+        own = {name.split(".")[0] for name, _ in made.named_parameters()}
+        return own - {"in_proj", "conv", "g_proj", "o_norm", "o_proj"}, {name for name, n in made.rows.items() if n}
 
-    shared = {"q_proj", "k_proj", "v_proj", "conv", "g_proj", "o_norm", "o_proj"}
-    assert names("linear") == shared
-    assert names("deltanet") == shared | {"b_proj"}
-    assert names("gdn") == names("kda") == shared | {"b_proj", "f_proj", "A_log", "dt_bias"}
-    assert names("gdn2") == names("kda") | {"w_proj"}
-    assert names("qed") == names("qed-nogate") == names("qed-rand") == names("gdn2") | {"theta"}
-    assert names("eda") == names("gdn2") | {"e_proj"}
+    shared = {"q", "k", "v", "g"}
+    assert of("linear") == (set(), shared)
+    assert of("deltanet") == (set(), shared | {"b"})
+    assert of("gdn") == ({"A_log", "dt_bias"}, shared | {"b", "f"})
+    assert of("kda") == ({"A_log", "dt_bias", "f_proj"}, shared | {"b", "f"})
+    assert of("gdn2") == ({"A_log", "dt_bias", "f_proj"}, shared | {"b", "w", "f"})
+    assert of("qed") == of("qed-nogate") == of("qed-rand") == (of("gdn2")[0] | {"theta"}, of("gdn2")[1])
+    assert of("eda") == (of("gdn2")[0], of("gdn2")[1] | {"e"})
 
 
 def test_a_window_sees_its_tokens_alone() -> None:

@@ -54,7 +54,7 @@ class Mixer(nn.Module):
             read_scale: factor on the read o = scale · Sᵀ q.
             decay_rank: width of the bottleneck of W_f where the decay is per channel; None for `head_dim`.
             output_gate: "silu", "sigmoid", or None for the norm alone.
-            output_gate_rank: width of the gate's bottleneck; None for one full matrix.
+            output_gate_rank: width of the gate's bottleneck; None for `value_head_dim`, 0 for one full matrix.
         """
         super().__init__()
         if rule not in RULES:
@@ -63,33 +63,29 @@ class Mixer(nn.Module):
         self.num_heads, self.head_dim, self.value_head_dim = num_heads, head_dim, value_head_dim
         self.lambda_max, self.read_scale, self.strength_scale = lambda_max, read_scale, 1.0
         keys, values = num_heads * head_dim, num_heads * value_head_dim
+        decay_rank = decay_rank or head_dim
+        gate_rank = value_head_dim if output_gate_rank is None else output_gate_rank
+        gate_inputs = 0 if output_gate is None else gate_rank or values
 
-        def gate(width: str, channels: int) -> nn.Linear | None:
-            outputs = {"none": 0, "head": num_heads, "channel": channels}[width]
-            return nn.Linear(hidden_size, outputs, bias=False) if outputs else None
+        def width(wanted: str, channels: int) -> int:
+            return {"none": 0, "head": num_heads, "channel": channels}[wanted]
 
-        self.q_proj = nn.Linear(hidden_size, keys, bias=False)
-        self.k_proj = nn.Linear(hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(hidden_size, values, bias=False)
+        # One matrix for all that comes from x: its rows, by name. q, k and v first, side by side for the convolution.
+        self.rows = {"q": keys, "k": keys, "v": values}
+        self.rows |= {"b": width(self.row.erase, keys), "w": width(self.row.write, values)}
+        self.rows |= {"f": width(self.row.decay, decay_rank), "g": gate_inputs}
+        self.rows |= {"e": keys if self.row.direction == "token" else 0}
+        self.in_proj = nn.Linear(hidden_size, sum(self.rows.values()), bias=False)
         self.conv = ShortConvolution(2 * keys + values, conv_size)
-        self.b_proj, self.w_proj = gate(self.row.erase, keys), gate(self.row.write, values)
-        self.f_proj: nn.Module | None = gate(self.row.decay, keys)
-        if self.row.decay == "channel":
-            self.f_proj = _low_rank(hidden_size, decay_rank or head_dim, keys)
+        self.f_proj = nn.Linear(decay_rank, keys, bias=False) if self.row.decay == "channel" else None
+        self.g_proj = nn.Linear(gate_rank, values) if gate_inputs and gate_rank else None
         if self.row.decay != "none":
             self.A_log = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
-            self.dt_bias = nn.Parameter(
-                torch.empty(num_heads if self.row.decay == "head" else keys, dtype=torch.float32)
-            )
+            self.dt_bias = nn.Parameter(torch.empty(width(self.row.decay, keys), dtype=torch.float32))
         if self.row.strength:
             self.theta = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
         if self.row.direction == "head":
             self.register_buffer("random_direction", torch.empty(num_heads, head_dim, dtype=torch.float32))
-        self.e_proj = nn.Linear(hidden_size, keys, bias=False) if self.row.direction == "token" else None
-        self.g_proj: nn.Module | None = None
-        if output_gate is not None:
-            full = nn.Linear(hidden_size, values, bias=False)
-            self.g_proj = _low_rank(hidden_size, output_gate_rank, values, bias=True) if output_gate_rank else full
         self.o_norm = (
             GatedRMSNorm(value_head_dim, output_gate, norm_eps) if output_gate else RMSNorm(value_head_dim, norm_eps)
         )
@@ -100,14 +96,25 @@ class Mixer(nn.Module):
         return self.strength_scale * self.lambda_max * torch.sigmoid(_wide(self.theta))
 
     def forward(
-        self, x: Tensor, state: MixerState | None = None, sequences: Sequences = DENSE, impl: str = "auto"
+        self,
+        x: Tensor,
+        state: MixerState | None = None,
+        sequences: Sequences = DENSE,
+        *,
+        inplace: bool = False,
+        impl: str = "auto",
     ) -> tuple[Tensor, MixerState]:
-        """x [B, T, hidden] and where it left off → outputs like x, and where it leaves off."""
-        qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
-        qkv, conv = self.conv(qkv, None if state is None else state.conv, sequences)
-        projections = self._projections(x, qkv)
+        """x [B, T, hidden] and where it left off → outputs like x, and where it leaves off. `inplace` is for one token:
+        the recurrent state is written over."""
+        inputs = self.in_proj(x)
+        qkv, conv = self.conv(
+            inputs[..., : self.conv.weight.shape[0]], None if state is None else state.conv, sequences
+        )
+        projections, gate = self._projections(inputs, qkv)
         if state is not None and x.shape[1] == 1 and sequences.cu_seqlens is None and sequences.lengths is None:
-            o, recurrent = self.row.attend_step(projections, state=state.recurrent, scale=self.read_scale, impl=impl)
+            o, recurrent = self.row.attend_step(
+                projections, state=state.recurrent, scale=self.read_scale, inplace=inplace, impl=impl
+            )
         else:
             o, recurrent = self.row.attend(
                 projections,
@@ -117,30 +124,36 @@ class Mixer(nn.Module):
                 there=sequences.there(x.shape[1]),
                 impl=impl,
             )
-        gate = () if self.g_proj is None else (self.g_proj(x).unflatten(-1, (self.num_heads, -1)),)
-        return self.o_proj(self.o_norm(o, *gate).flatten(-2)), MixerState(conv, recurrent)
+        normal = self.o_norm(o) if gate is None else self.o_norm(o, gate)
+        return self.o_proj(normal.flatten(-2)), MixerState(conv, recurrent)
 
-    def _projections(self, x: Tensor, qkv: Tensor) -> Projections:
+    def _projections(self, inputs: Tensor, qkv: Tensor) -> tuple[Projections, Tensor | None]:
+        """What the rule takes, and the output's gate, from x's projections and the convolved q, k and v."""
+
         def heads(y: Tensor) -> Tensor:
             return y.unflatten(-1, (self.num_heads, -1))
 
-        keys = self.num_heads * self.head_dim
-        q, k, v = (heads(y) for y in qkv.split([keys, keys, qkv.shape[-1] - 2 * keys], -1))
-        direction = None
+        q, k, v = (heads(y) for y in qkv.split([self.rows[name] for name in "qkv"], -1))
+        found = dict(zip(self.rows, inputs.split(list(self.rows.values()), -1), strict=True))
+        b, w, f, gate, e = (found[name] if self.rows[name] else None for name in "bwfge")
+        if f is not None:
+            f = f if self.f_proj is None else self.f_proj(f)
+        if gate is not None:
+            gate = heads(gate if self.g_proj is None else self.g_proj(gate))
+        direction = None if e is None else l2_normalize(heads(e))
         if self.row.direction == "head":
-            direction = self.random_direction.to(x.dtype)
-        elif self.e_proj is not None:
-            direction = l2_normalize(heads(self.e_proj(x)))
-        return Projections(
+            direction = self.random_direction.to(inputs.dtype)
+        projections = Projections(
             l2_normalize(q),
             l2_normalize(k),
             v,
-            g=None if self.f_proj is None else self._log_decay(heads(_wide(self.f_proj(x)) + _wide(self.dt_bias))),
-            b=None if self.b_proj is None else heads(torch.sigmoid(self.b_proj(x))),
-            w=None if self.w_proj is None else heads(torch.sigmoid(self.w_proj(x))),
+            g=None if f is None else self._log_decay(heads(_wide(f) + _wide(self.dt_bias))),
+            b=None if b is None else heads(torch.sigmoid(b)),
+            w=None if w is None else heads(torch.sigmoid(w)),
             strength=self.strength() if self.row.strength else None,
             direction=direction,
         )
+        return projections, gate
 
     def _log_decay(self, x: Tensor) -> Tensor:
         return -_wide(self.A_log).exp()[:, None] * nn.functional.softplus(x)
@@ -152,7 +165,3 @@ class Mixer(nn.Module):
 def _wide(x: Tensor) -> Tensor:
     """In at least float32: decays and strengths are too fine for 16 bits."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _low_rank(inputs: int, rank: int, outputs: int, bias: bool = False) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=bias))

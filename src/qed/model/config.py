@@ -29,7 +29,8 @@ class QEDConfig(PreTrainedConfig):
         lambda_max, theta_init: λ_h = lambda_max · sigmoid(θ_h), θ_h starts at theta_init.
         conv_size: taps of the short convolution of q, k and v. (Open: 4.)
         read_scale: factor on the read of the state.
-        output_gate: "silu", "sigmoid" or None. (Open: silu.) output_gate_rank: its bottleneck; None for head values.
+        output_gate: "silu", "sigmoid" or None. (Open: silu.)
+        output_gate_rank: its bottleneck; None for a head's value channels, 0 for one full matrix.
         decay_rank: bottleneck of the decay's projection; None for `head_dim`.
         sliding_window, rope_theta: of softmax layers.
         initializer_range: standard deviation of weights; projections back into the residual stream get
@@ -70,8 +71,6 @@ class QEDConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.layer_types is None:
             self.layer_types = [self.rule] * self.num_hidden_layers
-        if self.output_gate_rank is None:
-            self.output_gate_rank = self.value_head_dim
         super().__post_init__(**kwargs)
         self.check()
 

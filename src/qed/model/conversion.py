@@ -1,0 +1,150 @@
+"""flash-linear-attention's layers as ours, and back.
+
+The numbers are the same. fla keeps a matrix for each projection and three convolutions where we keep one of each, and
+the second matrix of a low-rank pair has another name. What a layer does with its weights is told by options:
+`mixer_from_fla` sets those of fla's classes.
+
+| kind | fla's class | rule |
+|---|---|---|
+| gdn2 | GatedDeltaNet2 | gdn2 |
+| kda | KimiDeltaAttention | kda |
+| gdn | GatedDeltaNet | gdn |
+| deltanet | DeltaNet | deltanet |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layers import Mixer
+
+KINDS = ("gdn2", "kda", "gdn", "deltanet")
+CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
+
+
+# fla's names of the rows of our in_proj, in their order; "g" is absent from layers without an output gate.
+QKV = {"q": "q_proj", "k": "k_proj", "v": "v_proj"}
+ROWS = {
+    "gdn2": QKV | {"b": "b_proj", "w": "w_proj", "f": "f_proj.0", "g": "g_proj.0"},
+    "kda": QKV | {"b": "b_proj", "f": "f_proj.0", "g": "g_proj.0"},
+    "gdn": QKV | {"b": "b_proj", "f": "a_proj", "g": "g_proj"},
+    "deltanet": QKV | {"b": "b_proj", "g": "g_proj"},
+}
+RENAMED = {"f_proj.1.weight": "f_proj.weight", "g_proj.1.weight": "g_proj.weight", "g_proj.1.bias": "g_proj.bias"}
+
+
+def from_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All layers in `weights`, under whatever prefix; other tensors pass as they are."""
+    _check_kind(kind)
+    found = dict(weights)
+    prefixes = [name.removesuffix("q_conv1d.weight") for name in weights if name.endswith("q_conv1d.weight")]
+    if not prefixes:
+        raise ValueError("expected a layer of flash-linear-attention with short convolutions, found no q_conv1d.weight")
+    for prefix in prefixes:
+        if f"{prefix}q_conv1d.bias" in found:
+            raise ValueError(f"{prefix}q_conv1d.bias: our convolution has none; expected a layer with conv_bias=False")
+        taps = [_take(found, f"{prefix}{name}.weight") for name in CONVOLUTIONS]
+        matrices = [_take(found, f"{prefix}{name}.weight") for key, name in ROWS[kind].items() if key != "g"]
+        gate = f"{ROWS[kind]['g']}.weight"
+        if kind in ("gdn2", "kda") or prefix + gate in found:
+            matrices.append(_take(found, prefix + gate))
+        renamed = {new: _take(found, prefix + old) for old, new in RENAMED.items() if prefix + old in found}
+        found |= {prefix + name: x for name, x in renamed.items()}
+        found[f"{prefix}in_proj.weight"] = torch.cat(matrices)
+        found[f"{prefix}conv.weight"] = torch.cat([x.squeeze(1) for x in taps])
+    return found
+
+
+def to_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `from_fla`, exactly."""
+    _check_kind(kind)
+    found = dict(weights)
+    prefixes = [name.removesuffix("conv.weight") for name in weights if name.endswith("conv.weight")]
+    if not prefixes:
+        raise ValueError("expected a mixer of this package, found no conv.weight")
+    for prefix in prefixes:
+        extra = [name for name in ("theta", "random_direction") if prefix + name in found]
+        if extra:
+            known = ", ".join(KINDS)
+            raise ValueError(f"{prefix}{extra[0]}: flash-linear-attention has no such rule; expected one of {known}")
+        values = found[f"{prefix}o_proj.weight"].shape[1]
+        keys = (found[f"{prefix}conv.weight"].shape[0] - values) // 2
+        rank = found[f"{prefix}f_proj.weight"].shape[1] if kind in ("gdn2", "kda") else 0
+        heads = found[f"{prefix}A_log"].shape[0] if f"{prefix}A_log" in found else 0
+        matrix = found.pop(f"{prefix}in_proj.weight")
+        sizes = {"q": keys, "k": keys, "v": values, "b": keys if kind == "gdn2" else heads, "w": values}
+        sizes |= {"f": rank or heads}
+        if kind == "deltanet":  # nothing but the matrix itself tells its heads: what is left beside a gate, if any
+            left = matrix.shape[0] - 2 * keys - values
+            sizes["b"] = left - values if left > values else left
+        named = {key: name for key, name in ROWS[kind].items() if key != "g"}
+        rest = matrix.shape[0] - sum(sizes[key] for key in named)
+        parts = matrix.split([*(sizes[key] for key in named), *([rest] if rest else [])])
+        names = [*named.values(), *([ROWS[kind]["g"]] if rest else [])]
+        found |= {f"{prefix}{name}.weight": x.contiguous() for name, x in zip(names, parts, strict=True)}
+        if rank:
+            found |= {prefix + old: found.pop(prefix + new) for old, new in RENAMED.items() if prefix + new in found}
+        taps = found.pop(f"{prefix}conv.weight").unsqueeze(1).split([keys, keys, values])
+        found |= {f"{prefix}{name}.weight": x.contiguous() for name, x in zip(CONVOLUTIONS, taps, strict=True)}
+    return found
+
+
+def mixer_from_fla(kind: str, weights: Mapping[str, Tensor], *, num_heads: int, norm_eps: float = 1e-5) -> Mixer:
+    """A mixer that gives what fla's layer with these weights gives (its state dict, without a prefix)."""
+    ours = from_fla(kind, weights)
+    keys, values = weights["q_proj.weight"].shape[0], weights["v_proj.weight"].shape[0]
+    if keys % num_heads or values % num_heads:
+        raise ValueError(f"num_heads: expected a divisor of {keys} and {values}, got {num_heads}")
+    low_rank = kind in ("gdn2", "kda")
+    options: dict[str, Any] = {"output_gate": "silu" if "g_proj.weight" in weights else None, "output_gate_rank": 0}
+    if low_rank:
+        options = {"output_gate": "sigmoid", "output_gate_rank": ours["g_proj.weight"].shape[1]}
+        options["decay_rank"] = ours["f_proj.weight"].shape[1]
+    mixer = Mixer(
+        hidden_size=ours["in_proj.weight"].shape[1],
+        num_heads=num_heads,
+        head_dim=keys // num_heads,
+        value_head_dim=values // num_heads,
+        rule=kind,
+        conv_size=ours["conv.weight"].shape[1],
+        read_scale=(keys // num_heads) ** -0.5,
+        norm_eps=norm_eps,
+        **options,
+    )
+    mixer.load_state_dict(ours)
+    return mixer
+
+
+def convert_file(source: Path, target: Path, *, kind: str, to: str) -> int:
+    """A safetensors file of layers, or of a whole model, into another; returns how many tensors it has."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, save_file
+
+    if target.exists():
+        raise FileExistsError(f"{target} exists; it is not overwritten")
+    try:
+        weights = load_file(source)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{source}: expected a safetensors file, got: {error}") from error
+    found = from_fla(kind, weights) if to == "qed" else to_fla(kind, weights)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    save_file({name: x.contiguous() for name, x in found.items()}, part, metadata={"format": "pt"})
+    part.replace(target)
+    return len(found)
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+
+
+def _take(weights: dict[str, Tensor], name: str) -> Tensor:
+    if name not in weights:
+        raise ValueError(f"{name}: expected in a layer of this kind, but it is not there")
+    return weights.pop(name)
