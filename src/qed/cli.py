@@ -120,6 +120,40 @@ def doctor(
 
 
 @app.command()
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(help="A folder that save_pretrained wrote.")],
+    prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Only among the so many likeliest; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Only among the likeliest with so much probability together.")] = 1.0,
+    strength: Annotated[float, typer.Option(help="Factor s on every λ.")] = 1.0,
+    seed: Annotated[int, typer.Option()] = 0,
+    tokenizer: Annotated[Path | None, typer.Option(help="Where the tokenizer is, if not with the checkpoint.")] = None,
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+) -> None:
+    """Generate text, shown as it comes."""
+    from .model.terminal import write
+
+    console = Console(stderr=True)
+    try:
+        write(
+            checkpoint,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p},
+            strength=strength,
+            seed=seed,
+            tokenizer=tokenizer or checkpoint,
+            device=_device(device),
+            console=console,
+        )
+    except (OSError, ValueError) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+
+
+@app.command()
 def convert(
     source: Annotated[Path, typer.Argument(help="A safetensors file with one layer or a whole model.")],
     target: Annotated[Path, typer.Argument(help="The safetensors file to write; must not exist.")],

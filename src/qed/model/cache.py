@@ -5,13 +5,16 @@ One state per layer, replaced as a whole when a layer has run. Recurrent layers'
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
 from ..layers import AttentionState, MixerState
+
+if TYPE_CHECKING:
+    from .generation import Decoder
 
 State = MixerState | AttentionState
 
@@ -21,15 +24,27 @@ class QEDCache(Cache):
         super().__init__(layers=[])
         self.states: dict[int, State] = {}
         self.tokens = 0  # columns read, padding included
+        self.decoder: Decoder | None = None  # whose memory the states are, if they are a decoder's
+
+    def attach(self, decoder: Decoder) -> None:
+        self.states, self.decoder = dict(enumerate(decoder.states)), decoder
+
+    def detach(self) -> None:
+        """States of one's own again."""
+        if self.decoder is not None:
+            self.decoder = None
+            self._each(torch.clone)
 
     def get(self, layer: int) -> Any:
         return self.states.get(layer)
 
     def put(self, layer: int, state: State) -> None:
+        self.detach()
         self.states[layer] = state
 
     def copy(self) -> QEDCache:
         """To go on from here more than once. Costs nothing: states are replaced, never changed."""
+        self.detach()
         copied = QEDCache()
         copied.states, copied.tokens = dict(self.states), self.tokens
         return copied
@@ -41,6 +56,7 @@ class QEDCache(Cache):
         return -1
 
     def _each(self, change: Any) -> None:
+        self.decoder = None
         for layer, state in self.states.items():
             self.states[layer] = type(state)(*(change(x) for x in state))
 
@@ -54,7 +70,7 @@ class QEDCache(Cache):
         self._each(lambda x: x.repeat_interleave(repeats, 0))
 
     def reset(self) -> None:
-        self.states, self.tokens = {}, 0
+        self.states, self.tokens, self.decoder = {}, 0, None
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
         raise NotImplementedError(

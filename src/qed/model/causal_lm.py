@@ -16,6 +16,7 @@ from ..layers import Attention, Mixer, RMSNorm, Sequences, SwiGLU
 from ..layers.sequences import DENSE
 from .cache import QEDCache
 from .config import ATTENTION, QEDConfig
+from .generation import can_decode_fast, decoder_of
 from .initialization import initialize
 
 
@@ -199,6 +200,14 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """`labels` like input_ids: shifted here, −100 ignored, and no sequence predicts the next one's first token.
         `logits_to_keep`: how many positions from the end, or which. Other arguments as in `QEDModel`."""
+        if self._decodes(input_ids, past_key_values, use_cache, labels):
+            assert input_ids is not None
+            assert past_key_values is not None
+            decoder = decoder_of(self, input_ids.shape[0])
+            decoder.start(past_key_values)
+            past_key_values.tokens += 1
+            logits = decoder.step(input_ids)[:, None].clone()
+            return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
         found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -216,6 +225,23 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
                 raise ValueError("labels: a loss needs every position's logits; logits_to_keep must be 0")
             loss = causal_loss(logits, labels, cu_seqlens)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
+
+    def _decodes(self, input_ids: Any, cache: Any, use_cache: bool | None, labels: Tensor | None) -> bool:
+        """Whether this is one token of a generation on a GPU, which a captured step does faster."""
+        return (
+            input_ids is not None
+            and input_ids.is_cuda
+            and input_ids.shape[1] == 1
+            and isinstance(cache, QEDCache)
+            and cache.is_initialized
+            and use_cache is not False
+            and labels is None
+            and not self.training
+            and not torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+            and not torch.cuda.is_current_stream_capturing()
+            and can_decode_fast(self)
+        )
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
         if generation_config.cache_implementation is not None:

@@ -1,0 +1,66 @@
+"""`qed generate`: text on the terminal as it comes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from .causal_lm import QEDForCausalLM
+from .generation import Sampling, can_decode_fast, stream
+
+
+def write(
+    checkpoint: Path,
+    prompt: str,
+    *,
+    max_new_tokens: int,
+    sampling: dict[str, Any],
+    strength: float,
+    seed: int,
+    tokenizer: Path,
+    device: str,
+    console: Console,
+) -> str:
+    """Prints and returns what comes after the prompt; speed goes to `console`."""
+    from transformers import AutoTokenizer
+
+    chosen = Sampling(**sampling)
+    if not checkpoint.is_dir():
+        raise ValueError(f"{checkpoint}: expected a checkpoint's folder")
+    if not any((tokenizer / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise ValueError(f"{tokenizer}: no tokenizer there; name its folder with --tokenizer")
+    encoder = AutoTokenizer.from_pretrained(tokenizer)
+    model = QEDForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    model = model.to(device).eval()
+    model.set_strength_scale(strength)
+    if not can_decode_fast(model):
+        raise ValueError(f"{checkpoint}: has softmax layers, which this command does not decode; use model.generate")
+    ids = encoder(prompt, return_tensors="pt").input_ids.to(device)
+    if ids.shape[1] == 0:
+        raise ValueError("PROMPT: expected at least one token, got none")
+    torch.manual_seed(seed)
+    ends = {model.config.eos_token_id, encoder.eos_token_id} - {None}
+    tokens: list[int] = []
+    shown, start = "", time.perf_counter()
+    for part in stream(model, ids, max_new_tokens=max_new_tokens, sampling=chosen):
+        new = part[0].tolist()
+        stop = next((i for i, token in enumerate(new) if token in ends), None)
+        tokens += new[:stop]
+        text = encoder.decode(tokens, skip_special_tokens=True)
+        if not text.endswith("\ufffd"):  # half a character is not shown
+            sys.stdout.write(text[len(shown) :])
+            sys.stdout.flush()
+            shown = text
+        if stop is not None:
+            break
+    text = encoder.decode(tokens, skip_special_tokens=True)
+    sys.stdout.write(text[len(shown) :] + "\n")
+    sys.stdout.flush()
+    seconds = time.perf_counter() - start
+    console.print(f"{len(tokens)} tokens, {len(tokens) / seconds:.0f} a second with the prompt's and the first call's")
+    return text
