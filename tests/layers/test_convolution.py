@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from qed.layers import Sequences, short_convolution
+from qed.layers.convolution_operator import convolution_operator
+from qed.testing import relative_error
 
 D = 3
 
@@ -63,3 +65,42 @@ def test_a_state_passes_what_is_not_there() -> None:
     for n in (1, 2):
         _, truth = short_convolution(x[n : n + 1, : lengths[n]], weight, states[n : n + 1])
         assert torch.equal(last[n], truth[0])
+
+
+KERNEL_CASES = {
+    "dense": (None, None),
+    "packed": (torch.tensor([0, 5, 5, 6, 70, 139]), None),
+    "aligned": (None, torch.tensor([40, 66])),
+}
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("case", KERNEL_CASES)
+def test_kernels_are_torch(case: str, width: int, with_state: bool) -> None:
+    """Outputs, states and gradients; on a GPU where there is one, else through Triton's interpreter."""
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    offsets, lengths = (None if x is None else x.to(device) for x in KERNEL_CASES[case])
+    batch, tokens, channels = (1, 139, 70) if offsets is not None else (2, 66, 70)
+    torch.manual_seed(0)
+    wide = torch.randn(batch, tokens, channels + 9, device=device, requires_grad=True)
+    weight = torch.randn(channels, width, device=device, requires_grad=True)
+    state = torch.randn(5 if offsets is not None else 2, width - 1, channels, device=device) if with_state else None
+    sequences = Sequences(cu_seqlens=offsets, lengths=lengths)
+    cotangent = torch.randn(batch, tokens, channels, device=device)
+    results = []
+    for impl in ("torch", "triton"):
+        y, last = short_convolution(wide[..., :channels], weight, state, sequences, impl=impl)
+        results.append([y, last, *torch.autograd.grad(y, [wide, weight], cotangent)])
+    for found, truth in zip(results[1], results[0], strict=True):
+        assert relative_error(found, truth) < 1e-6
+
+
+def test_opcheck() -> None:
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(20, 7, device=device, requires_grad=True)
+    weight = torch.randn(7, 4, device=device, requires_grad=True)
+    place, owner = torch.arange(20, device=device, dtype=torch.int32), torch.zeros(20, device=device, dtype=torch.int32)
+    torch.library.opcheck(convolution_operator(), (x, weight, None, place, owner))

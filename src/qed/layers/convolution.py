@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .convolution_operator import convolution_operator
 from .sequences import DENSE, Sequences
 
 
@@ -28,42 +29,72 @@ class ShortConvolution(nn.Module):
 
 
 def short_convolution(
-    x: Tensor, weight: Tensor, state: Tensor | None = None, sequences: Sequences = DENSE
+    x: Tensor, weight: Tensor, state: Tensor | None = None, sequences: Sequences = DENSE, impl: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """x [B, T, D], weight [D, W], state [N, W − 1, D] → y like x, and the state after the last token."""
-    before, N = weight.shape[1] - 1, x.shape[0]
-    if sequences.cu_seqlens is not None:
-        return _packed(x, weight, state, sequences)
-    if state is None:
-        state = x.new_zeros(N, before, x.shape[-1])
-    extended = torch.cat([state.to(x.dtype), x], 1)
-    y = extended[:, : x.shape[1]] * weight[:, 0]
-    for i in range(1, before + 1):
-        y = y + extended[:, i : i + x.shape[1]] * weight[:, i]
-    if sequences.lengths is None:
-        last = extended[:, x.shape[1] :]
-    else:
-        last = _rows(extended, sequences.lengths[:, None] + torch.arange(before, device=x.device))
-    return nn.functional.silu(y), last
+    """x [B, T, D], weight [D, W], state [N, W − 1, D] → y like x, and the state after the last token.
+
+    `impl`: "torch", "triton", or "auto" for the kernels where they can run: on CUDA, for more than one token."""
+    kernels = impl == "triton" or (impl == "auto" and _kernels_can_run(x, weight, state))
+    y = _with_kernels(x, weight, state, sequences) if kernels else _with_torch(x, weight, state, sequences)
+    return y, _last_inputs(x, weight.shape[1] - 1, state, sequences)
 
 
-def _packed(x: Tensor, weight: Tensor, state: Tensor | None, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    cu_seqlens, before = sequences.cu_seqlens, weight.shape[1] - 1
-    assert cu_seqlens is not None
-    if state is None:
-        state = x.new_zeros(cu_seqlens.shape[0] - 1, before, x.shape[-1])
+def _kernels_can_run(x: Tensor, weight: Tensor, state: Tensor | None) -> bool:
+    if not x.is_cuda or x.shape[1] == 1 or x.dtype == torch.float64 or weight.shape[1] == 1:
+        return False
+    return state is None or not (state.requires_grad and torch.is_grad_enabled())
+
+
+def _with_torch(x: Tensor, weight: Tensor, state: Tensor | None, sequences: Sequences) -> Tensor:
+    before = weight.shape[1] - 1
+    if sequences.cu_seqlens is None:
+        first = x.new_zeros(x.shape[0], before, x.shape[-1]) if state is None else state.to(x.dtype)
+        extended = torch.cat([first, x], 1)
+        y = extended[:, : x.shape[1]] * weight[:, 0]
+        for i in range(1, before + 1):
+            y = y + extended[:, i : i + x.shape[1]] * weight[:, i]
+        return nn.functional.silu(y)
     owner, place, flat = sequences.owners(x), sequences.positions(x)[0], x[0]
     y = flat * weight[:, before]
     for s in range(1, before + 1):
-        here = torch.nn.functional.pad(flat, (0, 0, s, 0))[: flat.shape[0]]  # x_{t−s}, of whichever sequence
-        from_state = state[owner, (before - s + place).clamp(max=before - 1)].to(x.dtype)
-        y = y + torch.where((place >= s)[:, None], here, from_state) * weight[:, before - s]
-    # The last W − 1 inputs of each sequence with its state in front.
-    starts, lengths = cu_seqlens[:-1, None], cu_seqlens.diff()[:, None]
-    index = lengths + torch.arange(before, device=x.device)  # in state and tokens together
-    tokens = flat[(starts + index - before).clamp(0, max(flat.shape[0] - 1, 0))] if flat.shape[0] else state.to(x.dtype)
-    last = torch.where((index >= before)[..., None], tokens, _rows(state.to(x.dtype), index.clamp(max=before - 1)))
-    return nn.functional.silu(y)[None], last
+        given = nn.functional.pad(flat, (0, 0, s, 0))[: flat.shape[0]]  # x_{t−s}, of whichever sequence
+        earlier = given.new_zeros(()) if state is None else state[owner, (before - s + place).clamp(max=before - 1)]
+        y = y + torch.where((place >= s)[:, None], given, earlier.to(x.dtype)) * weight[:, before - s]
+    return nn.functional.silu(y)[None]
+
+
+def _with_kernels(x: Tensor, weight: Tensor, state: Tensor | None, sequences: Sequences) -> Tensor:
+    places = sequences.positions(x)
+    if sequences.cu_seqlens is None:
+        owner = torch.arange(x.shape[0], device=x.device)[:, None].expand(x.shape[:2])
+    else:
+        owner = sequences.owners(x)[None]
+    y = convolution_operator()(
+        x.flatten(0, 1),
+        weight,
+        None if state is None else state.detach(),
+        places.flatten().to(torch.int32),
+        owner.flatten().to(torch.int32),
+    )
+    return y.view(*x.shape)
+
+
+def _last_inputs(x: Tensor, before: int, state: Tensor | None, sequences: Sequences) -> Tensor:
+    """[N, W − 1, D]: of each sequence, with its state in front."""
+    N = x.shape[0] if sequences.cu_seqlens is None else sequences.cu_seqlens.shape[0] - 1
+    state = x.new_zeros(N, before, x.shape[-1]) if state is None else state.to(x.dtype)
+    if sequences.cu_seqlens is not None:
+        starts, lengths = sequences.cu_seqlens[:-1, None], sequences.cu_seqlens.diff()[:, None]
+        index = lengths + torch.arange(before, device=x.device)  # in state and tokens together
+        rows = (starts + index - before).clamp(0, max(x.shape[1] - 1, 0))
+        tokens = x[0, rows] if x.shape[1] else state
+        return torch.where((index >= before)[..., None], tokens, _rows(state, index.clamp(max=before - 1)))
+    if sequences.lengths is not None:
+        index = sequences.lengths[:, None] + torch.arange(before, device=x.device)
+        return _rows(torch.cat([state, x], 1), index)
+    if x.shape[1] >= before:
+        return x[:, x.shape[1] - before :]
+    return torch.cat([state, x], 1)[:, x.shape[1] :]
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
