@@ -55,3 +55,18 @@ def test_tuning_needs_a_gpu(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "--tune: expected a CUDA device, got cpu" in result.output
     assert not (tmp_path / "settings.json").exists()
+
+
+def test_the_model_is_measured_behind_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qed.bench_model.compile_blocks", lambda model: None)  # a compiler is not what is tested
+    file = tmp_path / "model.json"
+    command = ["bench", "model", "--size", "tiny", "--device", "cpu", "--rounds", "1", "--out", str(file)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    assert set(report["generation_tokens_per_second"]["64"]) == {"qed, stream", "qed, model.generate"}
+    assert report["prefill_tokens_per_second"]["1 x 512"]["qed"] > 0
+    monkeypatch.setattr("qed.bench_model.LOGITS_BAR", -1.0)
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 1
+    assert "correctness gate" in refused.output

@@ -6,7 +6,20 @@ from pathlib import Path
 import qed
 
 ROOT = Path(qed.__file__).parent
-ORDER = ["ops", "rules", "layers", "model", "auto", "testing", "bench", "tune", "doctor", "reproduce", "cli"]
+ORDER = [
+    "ops",
+    "rules",
+    "layers",
+    "model",
+    "auto",
+    "testing",
+    "bench",
+    "bench_model",
+    "tune",
+    "doctor",
+    "reproduce",
+    "cli",
+]
 
 
 def imported(path: Path) -> set[str]:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -170,7 +170,7 @@ def first_seconds(device: str, candidate: Candidate) -> float:
 
 
 def take_turns(
-    device: str, calls: dict[str, Callable[[], None]], rounds: int, console: Console
+    device: str, calls: Mapping[str, Callable[[], None]], rounds: int, console: Console
 ) -> dict[str, dict[str, float]]:
     """Median and quartiles of every candidate's milliseconds, call by call in turn, so that all meet the same machine,
     and in a new order every round, since what ran before leaves its mark on clocks and caches."""

@@ -96,6 +96,33 @@ def ops(
         raise typer.Exit(1) from error
 
 
+@bench.command()
+def model(
+    out: Annotated[Path | None, typer.Option(help="Where the numbers go, as JSON.")] = None,
+    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 model too.")] = "",
+    size: Annotated[str, typer.Option(help="paper (340M), small, mini or tiny.")] = "paper",
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Prefills of each candidate that count.")] = 5,
+) -> None:
+    """Time prefill and generation of the whole model."""
+    from .bench_model import measure
+    from .model.config import QEDConfig
+
+    console = Console()
+    if against not in ("", "fla"):
+        console.print(f"--against: expected 'fla' or nothing, got {against}", style="red", markup=False)
+        raise typer.Exit(2)
+    sizes = {"paper": QEDConfig, "small": QEDConfig.small, "mini": QEDConfig.mini, "tiny": QEDConfig.tiny}
+    if size not in sizes:
+        console.print(f"--size: expected one of {', '.join(sizes)}, got {size}", style="red", markup=False)
+        raise typer.Exit(2)
+    try:
+        measure(console, out=out, device=_device(device), config=sizes[size](), fla=against == "fla", rounds=rounds)
+    except (RuntimeError, ImportError) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+
+
 @app.command()
 def doctor(
     device: Annotated[str, typer.Option(help="Where to check; 'auto' takes a GPU if there is one.")] = "auto",
