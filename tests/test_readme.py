@@ -13,11 +13,12 @@ README = Path(__file__).parent.parent / "README.md"
 def test_the_code_runs() -> None:
     scope: dict[str, object] = {}
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(block, scope)
     assert scope["o"].shape == (1, 100, 4, 64)
     assert scope["state"].shape == (1, 4, 64, 64)
+    assert 4 < float(scope["loss"].detach()) < 7
 
 
 @pytest.mark.parametrize("name", RULES)
