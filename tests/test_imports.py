@@ -12,6 +12,7 @@ ORDER = [
     "layers",
     "model",
     "auto",
+    "data",
     "testing",
     "bench",
     "bench_model",

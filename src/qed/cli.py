@@ -147,6 +147,38 @@ def doctor(
 
 
 @app.command()
+def prepare(
+    source: Annotated[
+        str, typer.Argument(help="A file or folder of .jsonl, .parquet or .txt (.gz, .xz), hf:NAME, or synthetic:N.")
+    ],
+    tokenizer: Annotated[str, typer.Option(help="A SentencePiece .model, a tokenizer.json, or bpe:N to train one.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; run again to go on.")],
+    column: Annotated[str, typer.Option(help="Where a document's text is.")] = "text",
+    licence: Annotated[str, typer.Option(help="Kept in the index.")] = "unknown",
+    shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens after which a new file begins.")] = 100_000_000,
+    limit: Annotated[int | None, typer.Option(min=1, help="Documents to take, from the first.")] = None,
+) -> None:
+    """Turn documents into token shards for training."""
+    from .data.prepare import prepare as run
+
+    console = Console(stderr=True)
+    try:
+        run(
+            source,
+            tokenizer=tokenizer,
+            out=out,
+            column=column,
+            licence=licence,
+            shard_tokens=shard_tokens,
+            limit=limit,
+            console=console,
+        )
+    except (ValueError, OSError) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+
+
+@app.command()
 def generate(
     checkpoint: Annotated[Path, typer.Argument(help="A folder that save_pretrained wrote.")],
     prompt: Annotated[str, typer.Argument(help="The text to go on from.")],

@@ -1,0 +1,52 @@
+"""Batches as a pure function of (seed, step): rows of a global batch never depend on how many processes share it.
+
+The corpus is one row of tokens, cut into windows of T + 1 that overlap by one. An epoch visits every window once, in an
+order that a keyed permutation gives without a table: nothing to keep, nothing to restore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .shards import TokenShards
+
+
+class Loader:
+    def __init__(self, shards: TokenShards, *, tokens: int, batch: int, seed: int = 0, rank: int = 0, world: int = 1):
+        """`batch`: rows of the global batch; this process has those of its rank."""
+        if batch % world:
+            raise ValueError(f"batch: expected a multiple of {world} processes, got {batch}")
+        self.shards, self.tokens, self.batch, self.seed = shards, tokens, batch, seed
+        self.rows = range(rank * (batch // world), (rank + 1) * (batch // world))
+        self.windows = (len(shards) - 1) // tokens
+        if self.windows < 1:
+            raise ValueError(f"corpus: expected more than {tokens} tokens for one window, got {len(shards)}")
+
+    def window(self, sample: int) -> int:
+        """Which window the run's sample number `sample` is."""
+        epoch, place = divmod(sample, self.windows)
+        return permuted(place, self.windows, f"{self.seed}/{epoch}")
+
+    def step(self, step: int) -> Tensor:
+        """This process's rows [batch / world, T + 1] of a step's global batch."""
+        rows = [self.window(step * self.batch + row) * self.tokens for row in self.rows]
+        return torch.from_numpy(np.stack([self.shards.read(start, self.tokens + 1) for start in rows]))
+
+
+def permuted(place: int, count: int, key: str) -> int:
+    """A permutation of range(count): four Feistel rounds over the next power of four, walked until inside."""
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    keys = hashlib.sha256(key.encode()).digest()
+    while True:
+        left, right = place >> half, place & mask
+        for i in range(4):
+            mixed = hashlib.blake2b(right.to_bytes(8, "little"), digest_size=8, key=keys[8 * i : 8 * i + 8]).digest()
+            left, right = right, left ^ (int.from_bytes(mixed, "little") & mask)
+        place = (left << half) | right
+        if place < count:
+            return place

@@ -1,0 +1,125 @@
+"""Where documents come from, one after the other, never all in memory.
+
+corpus.jsonl, .jsonl.gz, .jsonl.xz   one JSON object a line, its text under "text"
+shard.parquet                        the same as columns
+notes.txt, .txt.gz, .txt.xz          documents parted by blank lines
+a folder                             all such files in it, in the order of their names
+hf:NAME[:CONFIG][:SPLIT]             a dataset of the Hugging Face hub, streamed (needs the `data` extra)
+synthetic:N[:SEED]                   N built-in documents (`synthetic.py`)
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from .synthetic import documents as synthetic_documents
+
+KINDS = (".jsonl", ".parquet", ".txt")
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+
+
+class SourceError(ValueError):
+    """Something in a source is not what it must be: where, what was expected, what came."""
+
+
+def documents(source: str, column: str = "text") -> Iterator[str]:
+    """The texts of a source."""
+    if source.startswith("hf:"):
+        yield from _hub(source, column)
+    elif source.startswith("synthetic:"):
+        yield from _synthetic(source)
+    else:
+        for path in files(source):
+            yield from _file(path, column)
+
+
+def files(source: str) -> list[Path]:
+    path = Path(source)
+    found = sorted(x for x in path.rglob("*") if _kind(x) in KINDS) if path.is_dir() else [path]
+    if not path.exists():
+        raise SourceError(f"SOURCE: expected a file, a folder, hf:… or synthetic:…, got {source}, which does not exist")
+    if not found or (path.is_file() and _kind(path) not in KINDS):
+        raise SourceError(f"SOURCE: expected {', '.join(KINDS)}, plain or with .gz or .xz, got {source}")
+    return found
+
+
+def _kind(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix in OPENERS else path.suffix
+
+
+def _file(path: Path, column: str) -> Iterator[str]:
+    if _kind(path) == ".parquet":
+        yield from _parquet(path, column)
+        return
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as lines:
+            yield from _jsonl(path, lines, column) if _kind(path) == ".jsonl" else _paragraphs(lines)
+    except (UnicodeDecodeError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise SourceError(f"{path}: expected UTF-8 text, got a damaged file: {error}") from error
+
+
+def _jsonl(path: Path, lines: IO[str], column: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise SourceError(f"{path}:{number}: expected a JSON object, got {line[:60]!r} ({error})") from error
+        text = row.get(column) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            got = f"keys {sorted(row)}" if isinstance(row, dict) else type(row).__name__
+            raise SourceError(f"{path}:{number}: expected a text under {column!r}, got {got}")
+        yield text
+
+
+def _paragraphs(lines: IO[str]) -> Iterator[str]:
+    part: list[str] = []
+    for line in lines:
+        if line.strip():
+            part.append(line)
+        elif part:
+            yield "".join(part)
+            part = []
+    if part:
+        yield "".join(part)
+
+
+def _parquet(path: Path, column: str) -> Iterator[str]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise SourceError(f"{path}: Parquet needs the `data` extra: pip install 'qed-attention[data]'") from error
+    try:
+        file = parquet.ParquetFile(path)
+    except Exception as error:
+        raise SourceError(f"{path}: expected a Parquet file, got: {error}") from error
+    if column not in file.schema_arrow.names:
+        raise SourceError(f"{path}: expected a column {column!r}, got {', '.join(file.schema_arrow.names)}")
+    for batch in file.iter_batches(batch_size=256, columns=[column]):
+        yield from (text for text in batch.column(0).to_pylist() if text is not None)
+
+
+def _hub(source: str, column: str) -> Iterator[str]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise SourceError(f"{source}: the hub needs the `data` extra: pip install 'qed-attention[data]'") from error
+    name, config, split = (*source.removeprefix("hf:").split(":"), "", "")[:3]
+    for row in load_dataset(name, config or None, split=split or "train", streaming=True):
+        if not isinstance(row.get(column), str):
+            raise SourceError(f"{source}: expected a text under {column!r}, got columns {sorted(row)}")
+        yield row[column]
+
+
+def _synthetic(source: str) -> Iterator[str]:
+    try:
+        count, seed = (int(x) for x in (*source.split(":")[1:], "0")[:2])
+    except ValueError as error:
+        raise SourceError(f"SOURCE: expected synthetic:N or synthetic:N:SEED, got {source}") from error
+    return synthetic_documents(count, seed)

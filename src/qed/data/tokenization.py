@@ -1,0 +1,105 @@
+"""Tokenizers of one backend (`tokenizers`), from a SentencePiece model, a tokenizer.json, or trained on the spot.
+
+A SentencePiece BPE model becomes a tokenizer with the same pieces and the merges they imply: two pieces that join to a
+third do so in the order of the third's score. Text is one word, spaces are "▁", and what no piece spells is bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+BYTE_LEVEL = "bpe:"  # bpe:N trains N byte-level pieces
+END = "<|end|>"
+
+
+def load(name: str, texts: Iterable[str] = ()) -> Tokenizer:
+    """`name`: a .model or .json file, or bpe:N to train on `texts`."""
+    if name.startswith(BYTE_LEVEL):
+        return train(texts, _size(name))
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(f"--tokenizer: expected a .model or .json file or bpe:N, got {name}, which is no file")
+    if path.suffix == ".model":
+        return from_sentencepiece(path)
+    if path.suffix == ".json":
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ValueError(f"--tokenizer: expected a tokenizer.json, got {name}: {error}") from error
+    raise ValueError(f"--tokenizer: expected a .model or .json file or bpe:N, got {name}")
+
+
+def train(texts: Iterable[str], size: int) -> Tokenizer:
+    """Byte-level BPE; its token 0 ends documents."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def from_sentencepiece(path: Path) -> Tokenizer:
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        model = SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"--tokenizer: expected a SentencePiece model, got {path}: {error}") from error
+    count = model.get_piece_size()
+    vocabulary = {model.id_to_piece(i): i for i in range(count)}
+    score = {piece: model.get_score(i) for piece, i in vocabulary.items()}
+    plain = [p for p, i in vocabulary.items() if not (model.is_control(i) or model.is_unknown(i) or model.is_byte(i))]
+    merges = [
+        (score[piece], vocabulary[piece[:i]], vocabulary[piece[i:]], piece[:i], piece[i:])
+        for piece in plain
+        for i in range(1, len(piece))
+        if piece[:i] in vocabulary and piece[i:] in vocabulary
+    ]
+    merges.sort(key=lambda x: (-x[0], x[1], x[2]))
+    unknown = model.id_to_piece(model.unk_id())
+    bytes_ = any(model.is_byte(i) for i in range(count))
+    pairs = [(left, right) for *_, left, right in merges]
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=bytes_))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    controls = [model.id_to_piece(i) for i in range(count) if model.is_control(i) or model.is_unknown(i)]
+    tokenizer.add_special_tokens(controls)
+    return tokenizer
+
+
+def ends(tokenizer: Tokenizer) -> tuple[int | None, int]:
+    """The tokens a document begins and ends with: ⟨s⟩ and ⟨/s⟩, or our own end alone."""
+    begin = tokenizer.token_to_id("<s>")
+    for name in ("</s>", END, "<|endoftext|>"):
+        found = tokenizer.token_to_id(name)
+        if found is not None:
+            return begin, found
+    raise ValueError(f"--tokenizer: expected one with a token </s>, {END} or <|endoftext|> to part documents")
+
+
+def identity(tokenizer: Tokenizer) -> str:
+    """sha256 of everything that decides which tokens a text becomes."""
+    return hashlib.sha256(json.dumps(json.loads(tokenizer.to_str()), sort_keys=True).encode()).hexdigest()
+
+
+def _size(name: str) -> int:
+    try:
+        size = int(name.removeprefix(BYTE_LEVEL))
+    except ValueError:
+        size = 0
+    if size < 257:
+        raise ValueError(f"--tokenizer: expected bpe:N with N of 257 or more, got {name}")
+    return size
