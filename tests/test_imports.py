@@ -14,6 +14,8 @@ ORDER = [
     "auto",
     "data",
     "testing",
+    "train",
+    "recipes",
     "bench",
     "bench_model",
     "tune",

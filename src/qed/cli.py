@@ -179,6 +179,39 @@ def prepare(
 
 
 @app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="paper_340m, small, mini or lambda_max_sweep.")],
+    out: Annotated[Path, typer.Option(help="The run's folder; the same command again goes on.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="field=value of the recipe or its configuration.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+    dry_run: Annotated[bool, typer.Option(help="Say what would be trained, and stop.")] = False,
+) -> None:
+    """Train a model."""
+    from .recipes import build
+    from .train.loop import Diverged
+    from .train.loop import train as run
+
+    console = Console()
+    try:
+        pairs = [item.partition("=") for item in set_ or []]
+        if any(not found for _, found, _ in pairs):
+            raise ValueError(f"--set: expected field=value, got {next(n for n, f, _ in pairs if not f)}")
+        config = build(recipe, {name: value for name, _, value in pairs})
+        if dry_run:
+            from .train.plan import plan
+
+            plan(config, console)
+            return
+        status = run(config, out, device=_device(device), console=console)
+    except (ValueError, OSError, Diverged) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+    raise typer.Exit(status)
+
+
+@app.command()
 def generate(
     checkpoint: Annotated[Path, typer.Argument(help="A folder that save_pretrained wrote.")],
     prompt: Annotated[str, typer.Argument(help="The text to go on from.")],

@@ -1,0 +1,34 @@
+"""Runs by name: functions that return complete configurations. Their parameters are set on the command line too."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ..train.config import TrainConfig
+from .paper import paper_340m
+from .small import lambda_max_sweep, mini, small
+
+RECIPES: dict[str, Callable[..., TrainConfig]] = {
+    "paper_340m": paper_340m,
+    "small": small,
+    "mini": mini,
+    "lambda_max_sweep": lambda_max_sweep,
+}
+
+
+def build(name: str, changes: dict[str, str]) -> TrainConfig:
+    """The recipe's configuration; `changes` are its parameters first, then fields of the configuration."""
+    if name not in RECIPES:
+        raise ValueError(f"RECIPE: expected one of {', '.join(RECIPES)}, got {name}")
+    parameters = inspect.signature(RECIPES[name]).parameters
+    given: dict[str, Any] = {}
+    for key, parameter in parameters.items():
+        if key in changes:
+            kind = type(parameter.default) if parameter.default is not inspect.Parameter.empty else str
+            given[key] = kind(changes[key])
+    missing = [key for key, x in parameters.items() if x.default is inspect.Parameter.empty and key not in given]
+    if missing:
+        raise ValueError(f"RECIPE: {name} needs --set {missing[0]}=…")
+    return RECIPES[name](**given).changed({k: v for k, v in changes.items() if k not in parameters})

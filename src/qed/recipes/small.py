@@ -1,0 +1,61 @@
+"""Smaller runs of the same arms, for one GPU and for a laptop, and the sweep the paper leaves open."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..train.config import TrainConfig
+
+
+def small(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
+    """14M parameters (with 32,000 tokens), 128M tokens in rows of 512: minutes on a large GPU."""
+    model = {"rule": arm, "hidden_size": 256, "num_hidden_layers": 6, "num_heads": 4, "head_dim": 64}
+    return TrainConfig(
+        name=f"small-{arm}-{seed}",
+        model=model | {"intermediate_size": 640},
+        data=data,
+        validation=validation or None,
+        seed=seed,
+        sequence=512,
+        batch_tokens=64 * 512,
+        micro_tokens=64 * 512,
+        total_tokens=128_000_000,
+        decay_start_tokens=115_200_000,
+        learning_rate=3e-3,
+        save_every=500,
+        validation_tokens=262_144,
+    )
+
+
+def mini(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
+    """Two layers of width 64, rows of 128: minutes on a laptop's CPU."""
+    model = {"rule": arm, "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 32}
+    return TrainConfig(
+        name=f"mini-{arm}-{seed}",
+        model=model | {"intermediate_size": 128},
+        data=data,
+        validation=validation or None,
+        seed=seed,
+        sequence=128,
+        batch_tokens=32 * 128,
+        micro_tokens=32 * 128,
+        total_tokens=1500 * 32 * 128,
+        decay_start_tokens=1350 * 32 * 128,
+        learning_rate=3e-3,
+        precision="float32",
+        compile=False,
+        save_every=100,
+        validate_every=100,
+        validation_tokens=16_384,
+    )
+
+
+def lambda_max_sweep(data: str, lambda_max: float = 0.25, seed: int = 0, scale: str = "small") -> TrainConfig:
+    """QED trained with another bound on λ; the paper has 0.25 alone."""
+    recipes = {"small": small, "mini": mini}
+    if scale not in recipes:
+        raise ValueError(f"scale: expected one of {', '.join(recipes)}, got {scale!r}")
+    base = recipes[scale](data, "qed", seed)
+    return dataclasses.replace(
+        base, name=f"lambda_max_sweep-{scale}-{lambda_max}-{seed}", model=base.model | {"lambda_max": lambda_max}
+    )
