@@ -15,7 +15,6 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -77,27 +76,6 @@ def newest(folder: Path, report: Any = print) -> Checkpoint | None:
         except (OSError, ValueError, KeyError) as error:
             report(f"{candidate}: damaged, passed over: {error}")
     return None
-
-
-def flat_optimizer(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Tensor]:
-    """Moments and steps by parameter name: `name/exp_avg` and so on."""
-    found = {}
-    for x, state in optimizer.state.items():
-        for key, value in state.items():
-            found[f"{names[id(x)]}/{key}"] = torch.as_tensor(value)
-    return found
-
-
-def fill_optimizer(optimizer: torch.optim.Optimizer, names: dict[int, str], saved: dict[str, Tensor]) -> None:
-    by_name: dict[str, dict[str, Tensor]] = {}
-    for key, value in saved.items():
-        name, field = key.rsplit("/", 1)
-        by_name.setdefault(name, {})[field] = value
-    for group in optimizer.param_groups:
-        for x in group["params"]:
-            for field, value in by_name.get(names[id(x)], {}).items():
-                place = x.device if value.dim() or group.get("fused") else value.device
-                optimizer.state[x][field] = value.to(place)
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,6 +12,10 @@ from typing import Any
 
 from ..model.config import QEDConfig
 
+# What may change when a run goes on: none of it decides its numbers, but for the order of sums.
+FREE = {"parallel", "compile", "micro_tokens", "activation_checkpointing", "save_every", "log_every"}
+FREE |= {"stop_after_skipped"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -33,6 +37,7 @@ class TrainConfig:
     weight_decay: float = 0.1  # not on norms, biases, A_log, dt_bias, θ and convolutions' taps
     clip: float = 1.0  # of the gradient's norm
     precision: str = "bfloat16"  # of products; weights and optimiser are float32
+    parallel: str = "ddp"  # or "fsdp": how processes share the model, if there are several
     compile: bool = True
     activation_checkpointing: bool = False
     save_every: int = 500  # steps
@@ -55,6 +60,8 @@ class TrainConfig:
             raise ValueError(
                 f"decay_start_tokens: expected at most total_tokens, {self.total_tokens}, got {self.decay_start_tokens}"
             )
+        if self.parallel not in ("ddp", "fsdp"):
+            raise ValueError(f"parallel: expected ddp or fsdp, got {self.parallel!r}")
         if self.precision not in ("bfloat16", "float32"):
             raise ValueError(f"precision: expected bfloat16 or float32, got {self.precision!r}")
 

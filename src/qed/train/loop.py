@@ -20,14 +20,16 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ..data import Loader, TokenShards
 from ..model.causal_lm import QEDForCausalLM
 from ..testing import environment
 from . import checkpoints, optimizer
-from .config import TrainConfig
-from .loss import linear_cross_entropy
+from .config import FREE, TrainConfig
 from .metrics import MetricsFile, strengths
+from .parallel import Parallel, SummedLoss
 from .schedule import learning_rate
 
 STOPPED = 75  # exit status of a run that was asked to stop and can go on
@@ -39,20 +41,29 @@ class Diverged(RuntimeError):  # noqa: N818
 
 class Trainer:
     def __init__(self, config: TrainConfig, out: Path, device: str, console: Console):
-        self.config, self.out, self.device, self.console = config, out, device, console
+        self.parallel = Parallel(config.parallel, device)
+        self.config, self.out, self.device = config, out, self.parallel.device
+        self.console = console if self.parallel.first else Console(quiet=True)
         self.stopping = False
-        self.loader = Loader(TokenShards(config.data), tokens=config.sequence, batch=config.batch, seed=config.seed)
+        self.loader = Loader(
+            TokenShards(config.data),
+            tokens=config.sequence,
+            batch=config.batch,
+            seed=config.seed,
+            rank=self.parallel.rank,
+            world=self.parallel.world,
+        )
         vocabulary = self.loader.shards.index["vocab_size"]
         size = config.model_config().vocab_size
         if vocabulary > size:
             raise ValueError(f"model.vocab_size: expected at least the corpus's {vocabulary}, got {size}")
         self._remember()
         torch.manual_seed(config.seed)
-        self.model = QEDForCausalLM(config.model_config()).to(device).train()
+        self.model = QEDForCausalLM(config.model_config()).to(self.device).train()
         if config.activation_checkpointing:
             self.model.gradient_checkpointing_enable()
+        self.loss = self.parallel.wrap(SummedLoss(self.model))
         self.optimizer = optimizer.make(self.model, config)
-        self.names = {id(x): name for name, x in self.model.named_parameters()}
         self.step, self.skipped = 0, 0
         self.validation_loss: float | None = None
         self._resume()
@@ -61,15 +72,20 @@ class Trainer:
                 block.compile()
 
     def _remember(self) -> None:
-        """config.json: written once; a folder of another run is refused."""
+        """config.json: written once, by the first process; a folder of another run is refused."""
+        self.parallel.barrier()
         self.out.mkdir(parents=True, exist_ok=True)
         file = self.out / "config.json"
         if file.exists():
             before = json.loads(file.read_text())["config"]
             now = json.loads(self.config.to_json())
-            changed = sorted(name for name in now if before.get(name) != now[name])
+            changed = sorted(name for name in set(now) - FREE if before.get(name) != now[name])
             if changed:
                 raise ValueError(f"--out: {self.out} holds a run with another {', '.join(changed)}; use another folder")
+            self.parallel.barrier()
+            return
+        self.parallel.barrier()
+        if not self.parallel.first:
             return
         part = file.with_suffix(".part")
         about = {"environment": environment(self.device), "platform": platform.platform(), "git": _git()}
@@ -80,47 +96,48 @@ class Trainer:
         found = checkpoints.newest(self.out / "checkpoints", self.console.print)
         if found is None:
             return
-        missing, unexpected = self.model.load_state_dict(found.weights, strict=False)
-        if unexpected or set(missing) - {"lm_head.weight"}:
-            raise ValueError(f"{found.folder}: expected this run's weights, got others: {missing}, {unexpected}")
-        checkpoints.fill_optimizer(self.optimizer, self.names, found.optimizer)
+        weights = dict(found.weights)
+        if self.model.config.tie_word_embeddings:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        self.parallel.fill(self._plain_loss(), self.optimizer, weights, found.optimizer)
         self.step, self.skipped = found.state["step"], found.state["skipped"]
         self.validation_loss = found.state["validation_loss"]
         self.console.print(f"going on from step {self.step:,}")
 
     def save(self) -> None:
-        weights = {
-            name: x for name, x in self.model.state_dict().items() if name != "lm_head.weight" or not self._tied()
-        }
+        weights, moments = self.parallel.state(self._plain_loss(), self.optimizer)
+        if self.model.config.tie_word_embeddings:
+            weights.pop("lm_head.weight", None)  # one tensor, one place
         state = {"skipped": self.skipped, "validation_loss": self.validation_loss}
-        moments = checkpoints.flat_optimizer(self.optimizer, self.names)
-        if self._tied():
-            weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-        try:
-            checkpoints.save(self.out / "checkpoints", self.step, weights, moments, state)
-        except OSError as error:
-            raise OSError(
-                f"{self.out}: step {self.step} could not be saved, the checkpoint before is whole: {error}"
-            ) from error
+        if self.parallel.first:
+            try:
+                checkpoints.save(self.out / "checkpoints", self.step, weights, moments, state)
+            except OSError as error:
+                message = f"{self.out}: step {self.step} could not be saved, the checkpoint before is whole"
+                raise OSError(f"{message}: {error}") from error
+        self.parallel.barrier()
 
-    def _tied(self) -> bool:
-        return bool(self.model.config.tie_word_embeddings)
+    def _plain_loss(self) -> torch.nn.Module:
+        """What was wrapped: names without the wrapper's."""
+        return self.loss.module if isinstance(self.loss, DistributedDataParallel) else self.loss
 
     def run(self) -> None:
         config = self.config
-        metrics = MetricsFile(self.out / "metrics.jsonl", self.step)
+        metrics = MetricsFile(self.out / "metrics.jsonl", self.step) if self.parallel.first else None
         in_a_row = 0
         try:
             while self.step < config.steps and not self.stopping:
                 start = time.perf_counter()
                 loss, norm, finite = self._step()
                 self.step += 1
+                self.stopping = self.parallel.any(self.stopping)
                 in_a_row = 0 if finite else in_a_row + 1
                 self.skipped += not finite
                 row = self._row(loss, norm, finite, time.perf_counter() - start)
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self.validation_loss = row["validation_loss"] = self.validate()
-                metrics.write(row)
+                if metrics is not None:
+                    metrics.write(row)
                 if self.step % config.log_every == 0:
                     self._line(row)
                 if in_a_row >= config.stop_after_skipped:
@@ -128,7 +145,8 @@ class Trainer:
                 if self.step % config.save_every == 0 or self.step == config.steps or self.stopping:
                     self.save()
         finally:
-            metrics.close()
+            if metrics is not None:
+                metrics.close()
         if self.step == config.steps:
             self.export()
 
@@ -139,11 +157,15 @@ class Trainer:
         rows = self.loader.step(self.step)
         pieces = rows.split(max(1, config.micro_tokens // config.sequence))
         total = torch.zeros((), device=self.device)
-        for piece in pieces:
-            loss = self._loss(piece.to(self.device)) / (rows.shape[0] * config.sequence)
-            loss.backward()
-            total += loss.detach().float()
+        for i, piece in enumerate(pieces):
+            # Processes' gradients are averaged: their number takes that back.
+            with self.parallel.piece(self.loss, last=i == len(pieces) - 1):
+                loss = self._loss(piece.to(self.device)) * (self.parallel.world / config.batch_tokens)
+                loss.backward()
+            total += loss.detach().float() / self.parallel.world
+        total = self.parallel.sum(total)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         finite = math.isfinite(float(norm)) and math.isfinite(float(total))
         if finite:
             self.optimizer.step()
@@ -153,8 +175,7 @@ class Trainer:
     def _loss(self, rows: Tensor) -> Tensor:
         """Summed over a piece's tokens."""
         with self._autocast():
-            hidden = self.model.model(rows[:, :-1], use_cache=False).last_hidden_state
-        return linear_cross_entropy(hidden.flatten(0, 1), self.model.lm_head.weight, rows[:, 1:].flatten())
+            return self.loss(rows)
 
     def _autocast(self) -> torch.autocast:
         low = self.config.precision == "bfloat16"
@@ -169,13 +190,14 @@ class Trainer:
         shards = TokenShards(config.validation)
         windows = min((len(shards) - 1) // config.sequence, max(1, config.validation_tokens // config.sequence))
         self.model.eval()
-        total, count = 0.0, 0
-        for i in range(windows):
-            rows = torch.from_numpy(shards.read(i * config.sequence, config.sequence + 1))[None].to(self.device)
-            total += float(self._loss(rows))
-            count += config.sequence
+        total = torch.zeros((), device=self.device)
+        for first in range(0, windows, self.parallel.world):  # all take part in every call
+            i = first + self.parallel.rank
+            rows = torch.from_numpy(shards.read(min(i, windows - 1) * config.sequence, config.sequence + 1))[None]
+            found = self._loss(rows.to(self.device)).float()
+            total += found if i < windows else 0 * found
         self.model.train()
-        return total / count
+        return float(self.parallel.sum(total)) / (windows * config.sequence)
 
     def _row(self, loss: float, norm: float, finite: bool, seconds: float) -> dict[str, Any]:
         row = {
@@ -216,8 +238,11 @@ class Trainer:
 
     def export(self) -> None:
         """A folder for `from_pretrained`, with the tokenizer."""
+        weights, _ = self.parallel.state(self._plain_loss(), self.optimizer)
+        if not self.parallel.first:
+            return
         part = self.out / "export.part"
-        self.model.save_pretrained(part)
+        self.model.save_pretrained(part, state_dict=weights)
         tokenizer = Path(self.config.data) / "tokenizer.json"
         if tokenizer.exists():
             (part / "tokenizer.json").write_bytes(tokenizer.read_bytes())
@@ -239,6 +264,7 @@ def train(config: TrainConfig, out: Path, *, device: str, console: Console) -> i
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        trainer.parallel.close()
     return STOPPED if trainer.stopping and trainer.step < config.steps else 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
@@ -45,8 +46,9 @@ class MetricsFile:
 @torch.no_grad()
 def strengths(model: QEDForCausalLM) -> dict[str, float]:
     """Mean λ of every layer that has one."""
-    return {
-        str(i): float(block.mixer.strength().mean())
-        for i, block in enumerate(model.model.layers)
-        if isinstance(block.mixer, Mixer) and block.mixer.row.strength
-    }
+    found = {}
+    for i, block in enumerate(model.model.layers):
+        if isinstance(block.mixer, Mixer) and block.mixer.row.strength:
+            mean = block.mixer.strength().mean()
+            found[str(i)] = float(mean.full_tensor() if isinstance(mean, DTensor) else mean)
+    return found

@@ -1,0 +1,65 @@
+"""Two processes (gloo, on CPU) train what one trains, and either goes on from the other's checkpoint."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .test_loop import command, corpus  # noqa: F401 (a fixture)
+
+Rows = list[dict[str, object]]
+
+
+def run(corpus_: str, out: Path, processes: int, parallel: str = "ddp", stop_at: int | None = None) -> Rows:
+    """The metrics after `processes` processes have run to the end, or to a step and a save there."""
+    words = [*command(corpus_, out)[3:], "--set", f"parallel={parallel}"]
+    stop = (
+        ""
+        if stop_at is None
+        else f"""
+from qed.train.loop import Trainer
+taken = Trainer._step
+def step(self):
+    self.stopping = self.step + 1 >= {stop_at}
+    return taken(self)
+Trainer._step = step
+"""
+    )
+    script = out.parent / f"script-{processes}-{stop_at}.py"
+    script.write_text(f"import torch\ntorch.set_num_threads(1)\n{stop}\nfrom qed.cli import app\napp()\n")
+    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
+    start = [*start, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if processes > 1 else [sys.executable]
+    done = subprocess.run(
+        [*start, str(script), *words], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0 or stop_at is not None, done.stderr[-3000:]
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def close(found: Rows, truth: Rows) -> None:
+    assert [row["step"] for row in found] == [row["step"] for row in truth]
+    for a, b in zip(found, truth, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4), a["step"]
+        assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-2), a["step"]
+        assert a.get("validation_loss", 0) == pytest.approx(b.get("validation_loss", 0), rel=1e-4), a["step"]
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Rows:  # noqa: F811
+    return run(corpus, tmp_path_factory.mktemp("alone") / "run", 1)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_are_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811
+    close(run(corpus, tmp_path / "run", 2, parallel), alone)
+
+
+def test_either_goes_on_from_the_other(corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811
+    """Begun by two with shards, carried on by one, then by two with copies."""
+    out = tmp_path / "run"
+    assert len(run(corpus, out, 2, "fsdp", stop_at=6)) == 6
+    assert len(run(corpus, out, 1, stop_at=15)) == 15
+    close(run(corpus, out, 2, "ddp"), alone)
