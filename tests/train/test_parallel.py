@@ -13,9 +13,11 @@ from .test_loop import command, corpus  # noqa: F401 (a fixture)
 Rows = list[dict[str, object]]
 
 
-def run(corpus_: str, out: Path, processes: int, parallel: str = "ddp", stop_at: int | None = None) -> Rows:
+def run(
+    corpus_: str, out: Path, processes: int, parallel: str = "ddp", stop_at: int | None = None, context: int = 1
+) -> Rows:
     """The metrics after `processes` processes have run to the end, or to a step and a save there."""
-    words = [*command(corpus_, out)[3:], "--set", f"parallel={parallel}"]
+    words = [*command(corpus_, out)[3:], "--set", f"parallel={parallel}", "--set", f"context={context}"]
     stop = (
         ""
         if stop_at is None
@@ -55,6 +57,11 @@ def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Rows:  # noq
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_are_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811
     close(run(corpus, tmp_path / "run", 2, parallel), alone)
+
+
+def test_one_row_over_two_processes(corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811
+    """Each has half of every sequence's tokens."""
+    close(run(corpus, tmp_path / "run", 2, "ddp", context=2), alone)
 
 
 def test_either_goes_on_from_the_other(corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..ops.affine import segment
 from ..rules import RULES, Projections, l2_normalize
+from .context import Context
 from .convolution import ShortConvolution
 from .linear import ResidualProjection
 from .norm import GatedRMSNorm, RMSNorm
@@ -31,6 +33,7 @@ class MixerState(NamedTuple):
 
 class Mixer(nn.Module):
     random_direction: Tensor
+    context: Context | None = None  # where a sequence is spread over processes
 
     def __init__(
         self,
@@ -107,10 +110,14 @@ class Mixer(nn.Module):
         """x [B, T, hidden] and where it left off → outputs like x, and where it leaves off. `inplace` is for one token:
         the recurrent state is written over."""
         inputs = self.in_proj(x)
-        qkv, conv = self.conv(
-            inputs[..., : self.conv.weight.shape[0]], None if state is None else state.conv, sequences
-        )
+        qkv = inputs[..., : self.conv.weight.shape[0]]
+        if self.context is not None:
+            state = self._state_from_context(qkv, state, sequences)
+        qkv, conv = self.conv(qkv, None if state is None else state.conv, sequences)
         projections, gate = self._projections(inputs, qkv)
+        if self.context is not None and state is not None:
+            operands = self.row.operands(projections)
+            state = state._replace(recurrent=self.context.start(segment(*operands[1:], impl=impl)))
         if state is not None and x.shape[1] == 1 and sequences.cu_seqlens is None and sequences.lengths is None:
             o, recurrent = self.row.attend_step(
                 projections, state=state.recurrent, scale=self.read_scale, inplace=inplace, impl=impl
@@ -126,6 +133,17 @@ class Mixer(nn.Module):
             )
         normal = self.o_norm(o) if gate is None else self.o_norm(o, gate)
         return self.o_proj(normal.flatten(-2)), MixerState(conv, recurrent)
+
+    def _state_from_context(self, qkv: Tensor, state: MixerState | None, sequences: Sequences) -> MixerState:
+        """The convolution's first inputs, from the process before; the recurrent state follows after the rule."""
+        before = self.conv.weight.shape[1] - 1
+        if state is not None or sequences != DENSE:
+            raise ValueError("a sequence over several processes starts from nothing, without padding or packing")
+        if qkv.shape[1] < before:
+            raise ValueError(f"expected at least {before} tokens in each process, got {qkv.shape[1]}")
+        assert self.context is not None
+        conv = self.context.before(qkv[:, qkv.shape[1] - before :])
+        return MixerState(conv, conv.new_empty(0))
 
     def _projections(self, inputs: Tensor, qkv: Tensor) -> tuple[Projections, Tensor | None]:
         """What the rule takes, and the output's gate, from x's projections and the convolved q, k and v."""

@@ -14,7 +14,7 @@ from ..model.config import QEDConfig
 
 # What may change when a run goes on: none of it decides its numbers, but for the order of sums.
 FREE = {"parallel", "compile", "micro_tokens", "activation_checkpointing", "save_every", "log_every"}
-FREE |= {"stop_after_skipped"}
+FREE |= {"stop_after_skipped", "context"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class TrainConfig:
     clip: float = 1.0  # of the gradient's norm
     precision: str = "bfloat16"  # of products; weights and optimiser are float32
     parallel: str = "ddp"  # or "fsdp": how processes share the model, if there are several
+    context: int = 1  # processes that share one row, each with a stretch of its tokens
     compile: bool = True
     activation_checkpointing: bool = False
     save_every: int = 500  # steps
@@ -56,6 +57,8 @@ class TrainConfig:
                 f"batch_tokens, micro_tokens: expected multiples of a row of {self.sequence} tokens, "
                 f"got {self.batch_tokens} and {self.micro_tokens}"
             )
+        if self.context < 1 or self.sequence % self.context:
+            raise ValueError(f"context: expected a divisor of a row's {self.sequence} tokens, got {self.context}")
         if self.decay_start_tokens > self.total_tokens:
             raise ValueError(
                 f"decay_start_tokens: expected at most total_tokens, {self.total_tokens}, got {self.decay_start_tokens}"

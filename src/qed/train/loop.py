@@ -41,7 +41,7 @@ class Diverged(RuntimeError):  # noqa: N818
 
 class Trainer:
     def __init__(self, config: TrainConfig, out: Path, device: str, console: Console):
-        self.parallel = Parallel(config.parallel, device)
+        self.parallel = Parallel(config.parallel, device, config.context)
         self.config, self.out, self.device = config, out, self.parallel.device
         self.console = console if self.parallel.first else Console(quiet=True)
         self.stopping = False
@@ -50,8 +50,8 @@ class Trainer:
             tokens=config.sequence,
             batch=config.batch,
             seed=config.seed,
-            rank=self.parallel.rank,
-            world=self.parallel.world,
+            rank=self.parallel.batch_rank,
+            world=self.parallel.batch_world,
         )
         vocabulary = self.loader.shards.index["vocab_size"]
         size = config.model_config().vocab_size
@@ -175,7 +175,7 @@ class Trainer:
     def _loss(self, rows: Tensor) -> Tensor:
         """Summed over a piece's tokens."""
         with self._autocast():
-            return self.loss(rows)
+            return self.loss(self.parallel.share(rows))
 
     def _autocast(self) -> torch.autocast:
         low = self.config.precision == "bfloat16"
@@ -191,8 +191,8 @@ class Trainer:
         windows = min((len(shards) - 1) // config.sequence, max(1, config.validation_tokens // config.sequence))
         self.model.eval()
         total = torch.zeros((), device=self.device)
-        for first in range(0, windows, self.parallel.world):  # all take part in every call
-            i = first + self.parallel.rank
+        for first in range(0, windows, self.parallel.batch_world):  # all take part in every call
+            i = first + self.parallel.batch_rank
             rows = torch.from_numpy(shards.read(min(i, windows - 1) * config.sequence, config.sequence + 1))[None]
             found = self._loss(rows.to(self.device)).float()
             total += found if i < windows else 0 * found

@@ -26,6 +26,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from ..layers import Mixer
+from ..layers.context import Context
 from ..model.causal_lm import QEDForCausalLM
 from .loss import linear_cross_entropy
 
@@ -44,7 +46,9 @@ class SummedLoss(nn.Module):
 
 
 class Parallel:
-    def __init__(self, mode: str, device: str):
+    """`context` processes in a row share their rows of the batch, each with a stretch of every row's tokens."""
+
+    def __init__(self, mode: str, device: str, context: int = 1):
         self.world, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
         self.mode = mode if self.world > 1 else "single"
         self.device = device
@@ -55,12 +59,30 @@ class Parallel:
             if not dist.is_initialized():
                 backend = "nccl" if device == "cuda" else "gloo"
                 dist.init_process_group(backend, timeout=timedelta(minutes=10))
+        if self.world % context:
+            raise ValueError(f"context: expected a divisor of {self.world} processes, got {context}")
+        self.context_size, self.stretch = context, self.rank % context
+        self.batch_rank, self.batch_world = self.rank // context, self.world // context
+        self.context: Context | None = None
+        if context > 1:
+            groups = [dist.new_group(range(first, first + context)) for first in range(0, self.world, context)]
+            self.context = Context(groups[self.batch_rank])
+
+    def share(self, rows: Tensor) -> Tensor:
+        """My stretch of rows [B, T + 1]: inputs, and one token more for the last one's target."""
+        length = (rows.shape[1] - 1) // self.context_size
+        return rows[:, self.stretch * length : (self.stretch + 1) * length + 1]
 
     @property
     def first(self) -> bool:
         return self.rank == 0
 
     def wrap(self, loss: SummedLoss) -> nn.Module:
+        for block in loss.model.model.layers:
+            if self.context is not None and not isinstance(block.mixer, Mixer):
+                raise ValueError("context: a softmax layer does not spread over processes; expected 1")
+            if isinstance(block.mixer, Mixer):
+                block.mixer.context = self.context
         if self.mode == "ddp":
             return DistributedDataParallel(loss)
         if self.mode == "fsdp":
