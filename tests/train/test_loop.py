@@ -62,6 +62,10 @@ def test_it_learns_and_writes_what_it_should(whole: Path) -> None:
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.5
     assert rows[-1]["validation_loss"] < rows[9]["validation_loss"]
     assert set(rows[0]["strength"]) == {"0", "1"}
+    for layer in rows[9]["ranges"].values():
+        assert 0 < layer["b"][0] <= layer["b"][1] <= layer["b"][2] < 1
+        assert 0 <= layer["decay"][0] <= layer["decay"][2] <= 1
+        assert -1 < layer["eigenvalue"][0] <= layer["eigenvalue"][2] < 1
     about = json.loads((whole / "config.json").read_text())
     assert about["config"]["seed"] == 0
     assert about["environment"]["torch"] == torch.__version__

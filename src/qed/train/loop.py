@@ -13,6 +13,7 @@ import platform
 import signal
 import subprocess
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from ..model.causal_lm import QEDForCausalLM
 from ..testing import environment
 from . import checkpoints, optimizer
 from .config import FREE, TrainConfig
-from .metrics import MetricsFile, strengths
+from .metrics import MetricsFile, TensorBoard, strengths, utilisation
 from .parallel import Parallel, SummedLoss
+from .probes import ranges
 from .schedule import learning_rate
 
 STOPPED = 75  # exit status of a run that was asked to stop and can go on
@@ -123,7 +125,7 @@ class Trainer:
 
     def run(self) -> None:
         config = self.config
-        metrics = MetricsFile(self.out / "metrics.jsonl", self.step) if self.parallel.first else None
+        metrics = self._sinks() if self.parallel.first else []
         in_a_row = 0
         try:
             while self.step < config.steps and not self.stopping:
@@ -136,8 +138,10 @@ class Trainer:
                 row = self._row(loss, norm, finite, time.perf_counter() - start)
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self.validation_loss = row["validation_loss"] = self.validate()
-                if metrics is not None:
-                    metrics.write(row)
+                    if self.parallel.mode != "fsdp" and self.parallel.context is None:
+                        row["ranges"] = ranges(self.model, self.loader.step(self.step - 1)[:1, :-1].to(self.device))
+                for sink in metrics:
+                    sink.write(row)
                 if self.step % config.log_every == 0:
                     self._line(row)
                 if in_a_row >= config.stop_after_skipped:
@@ -145,10 +149,18 @@ class Trainer:
                 if self.step % config.save_every == 0 or self.step == config.steps or self.stopping:
                     self.save()
         finally:
-            if metrics is not None:
-                metrics.close()
+            for sink in metrics:
+                sink.close()
         if self.step == config.steps:
             self.export()
+
+    def _sinks(self) -> list[MetricsFile | TensorBoard]:
+        found: list[MetricsFile | TensorBoard] = [MetricsFile(self.out / "metrics.jsonl", self.step)]
+        if find_spec("tensorboard") is None:
+            self.console.print("no TensorBoard files: the package is not installed (pip install tensorboard)")
+        else:
+            found.append(TensorBoard(self.out / "tensorboard"))
+        return found
 
     def _step(self) -> tuple[float, float, bool]:
         """One optimiser step: the loss, the gradient's norm, and whether it was taken."""
@@ -207,6 +219,7 @@ class Trainer:
             "learning_rate": learning_rate(self.config, self.step - 1),
             "gradient_norm": norm,
             "tokens_per_s": self.config.batch_tokens / seconds,
+            "utilisation": utilisation(self.model, self.config.batch_tokens / seconds, self.device),
             "skipped": self.skipped,
             "strength": strengths(self.model),
         }
@@ -216,9 +229,10 @@ class Trainer:
         left = (self.config.steps - self.step) * self.config.batch_tokens / row["tokens_per_s"]
         loss = "not finite, skipped" if row["loss"] is None else f"{row['loss']:.4f}"
         held_out = f"  held out {row['validation_loss']:.4f}" if row.get("validation_loss") is not None else ""
+        used = "" if row["utilisation"] is None else f"  {row['utilisation']:.0%} of peak"
         self.console.print(
             f"step {self.step:,}/{self.config.steps:,}  {row['tokens']:,} tokens  loss {loss}{held_out}  "
-            f"rate {row['learning_rate']:.2e}  {row['tokens_per_s']:,.0f} tokens/s  {left / 60:.0f} min left",
+            f"rate {row['learning_rate']:.2e}  {row['tokens_per_s']:,.0f} tokens/s{used}  {left / 60:.0f} min left",
             highlight=False,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,54 @@ from torch.distributed.tensor import DTensor
 
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
+
+# Dense bfloat16 products a second, by what torch calls the GPU.
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+
+
+def flops_per_token(model: QEDForCausalLM) -> float:
+    """Of a forward and backward: six for every weight a token meets, and the recurrence in chunks of 64."""
+    weights = sum(x.numel() for name, x in model.named_parameters() if "embed_tokens" not in name)
+    weights += model.lm_head.weight.numel() if model.config.tie_word_embeddings else 0
+    config = model.config
+    heads = config.num_hidden_layers * config.num_heads
+    recurrence = 3 * heads * (6 * config.head_dim * config.value_head_dim + 4 * 64 * config.head_dim)
+    return 6.0 * weights + recurrence
+
+
+def utilisation(model: QEDForCausalLM, tokens_per_s: float, device: str) -> float | None:
+    """Which part of the GPU's peak the model's own arithmetic is; None where the peak is not known."""
+    if not device.startswith("cuda"):
+        return None
+    name = torch.cuda.get_device_name(device)
+    peak = next((x for key, x in PEAKS.items() if key in name), None)
+    return None if peak is None else tokens_per_s * flops_per_token(model) / peak
+
+
+class TensorBoard:
+    """The same numbers as event files, where the `tensorboard` package is installed."""
+
+    def __init__(self, folder: Path):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder))
+
+    def write(self, row: dict[str, Any]) -> None:
+        for name, value in _flat(row):
+            self.writer.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}/")
+        elif isinstance(value, list):
+            yield from zip((f"{prefix}{name}/{x}" for x in ("least", "mean", "most")), value, strict=True)
+        elif isinstance(value, int | float) and name != "step":
+            yield prefix + name, float(value)
 
 
 class MetricsFile:

@@ -1,0 +1,44 @@
+"""What the layers do with real tokens: ranges of gates, decays and eigenvalues, looked at while training.
+
+The eigenvalue of a token's transition along its key is e = 1 − aᵀk: 1 keeps what is stored there, 0 erases it, below 0
+overshoots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layers import Mixer
+from ..model.causal_lm import QEDForCausalLM
+
+
+@torch.no_grad()
+def ranges(model: QEDForCausalLM, ids: Tensor) -> dict[str, dict[str, list[float]]]:
+    """By layer: [least, mean, most] of the erase gate b, the write gate w, the decay exp g and the eigenvalue."""
+    inputs: dict[int, Tensor] = {}
+    mixers = {i: block.mixer for i, block in enumerate(model.model.layers) if isinstance(block.mixer, Mixer)}
+    hooks = [
+        mixer.register_forward_pre_hook(lambda _, args, i=i: inputs.__setitem__(i, args[0]))
+        for i, mixer in mixers.items()
+    ]
+    try:
+        model.model(ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {str(i): _of(mixer, inputs[i]) for i, mixer in mixers.items()}
+
+
+def _of(mixer: Mixer, x: Tensor) -> dict[str, list[float]]:
+    inputs = mixer.in_proj(x)
+    qkv, _ = mixer.conv(inputs[..., : mixer.conv.weight.shape[0]])
+    projections, _ = mixer._projections(inputs, qkv)
+    operands = mixer.row.operands(projections)
+    eigenvalues = 1 - (operands.a.float() * operands.k.float()).sum(-1)
+    decay = None if projections.g is None else projections.g.exp()
+    found: dict[str, Any] = {"b": projections.b, "w": projections.w, "decay": decay, "eigenvalue": eigenvalues}
+    present = {name: y.float() for name, y in found.items() if y is not None}
+    return {name: [float(y.min()), float(y.mean()), float(y.max())] for name, y in present.items()}
