@@ -70,3 +70,13 @@ def test_the_model_is_measured_behind_its_gate(tmp_path: Path, monkeypatch: pyte
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 1
     assert "correctness gate" in refused.output
+
+
+def test_a_training_step_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "train.json"
+    sizes = ["--size", "tiny", "--batch", "1", "--tokens", "40", "--rounds", "2", "--no-compile"]
+    result = CliRunner().invoke(app, ["bench", "train", "--device", "cpu", *sizes, "--out", str(file)])
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    assert set(report["candidates"]) == {"qed", "gdn2"}
+    assert all(row["tokens_per_s"] > 0 for row in report["candidates"].values())

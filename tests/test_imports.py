@@ -18,6 +18,7 @@ ORDER = [
     "recipes",
     "bench",
     "bench_model",
+    "bench_train",
     "tune",
     "doctor",
     "reproduce",

@@ -123,6 +123,43 @@ def model(
         raise typer.Exit(1) from error
 
 
+@bench.command(name="train")
+def bench_train(
+    out: Annotated[Path | None, typer.Option(help="Where the numbers go, as JSON.")] = None,
+    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 model too.")] = "",
+    size: Annotated[str, typer.Option(help="paper (340M), small, mini or tiny.")] = "paper",
+    batch: Annotated[int, typer.Option(min=1)] = 16,
+    tokens: Annotated[int, typer.Option(min=1)] = 2048,
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of each candidate that count.")] = 10,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile")] = True,
+) -> None:
+    """Time one training step: QED, GDN-2, and fla's GDN-2 if asked."""
+    from .bench_train import measure
+    from .model.config import QEDConfig
+
+    console = Console()
+    sizes = {"paper": QEDConfig, "small": QEDConfig.small, "mini": QEDConfig.mini, "tiny": QEDConfig.tiny}
+    if size not in sizes or against not in ("", "fla"):
+        console.print(f"--size, --against: expected {', '.join(sizes)}; fla or nothing", style="red", markup=False)
+        raise typer.Exit(2)
+    try:
+        measure(
+            console,
+            out=out,
+            device=_device(device),
+            size=sizes[size],
+            fla=against == "fla",
+            rounds=rounds,
+            batch=batch,
+            tokens=tokens,
+            compiled=compiled,
+        )
+    except (RuntimeError, ImportError) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+
+
 @app.command()
 def doctor(
     device: Annotated[str, typer.Option(help="Where to check; 'auto' takes a GPU if there is one.")] = "auto",
@@ -283,3 +320,7 @@ def reproduce(
     except RuntimeError as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(1) from error
+
+
+if __name__ == "__main__":
+    app()

@@ -5,6 +5,7 @@ import itertools
 import json
 import lzma
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,20 @@ def test_what_is_no_source(name: str, content: bytes, message: str, tmp_path: Pa
 def test_a_missing_column_is_named(corpus: Path) -> None:
     with pytest.raises(sources.SourceError, match="expected a column 'content', got text, id, dump"):
         list(sources.documents(str(corpus / "d.parquet"), "content"))
+
+
+def test_a_dataset_is_streamed(corpus: Path) -> None:
+    """From a folder of Parquet files, which is what a hub's dataset is."""
+    pytest.importorskip("datasets")
+    for other in corpus.glob("*.jsonl*"):
+        other.unlink()
+    assert list(sources.documents(f"hf:{corpus}")) == TEXTS
+
+
+def test_the_hub_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(sources.SourceError, match="the hub needs the `data` extra"):
+        list(sources.documents("hf:HuggingFaceFW/fineweb-edu:sample-10BT"))
 
 
 def test_synthetic_documents_are_functions_of_their_number() -> None:

@@ -1,0 +1,140 @@
+"""`qed bench train`: one training step of the model, beside GDN-2 and flash-linear-attention's of the same size.
+
+A step is what `qed train` does with a piece of a batch: forward, loss without logits, backward, clipping, AdamW. Tokens
+are random: speed does not depend on them. The gate is the loss: compiled, in low precision, it must be a plain pass's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from .bench import Report, take_turns
+from .bench_model import theirs
+from .model.causal_lm import QEDForCausalLM
+from .model.config import QEDConfig
+from .recipes import build
+from .testing import environment
+from .train import optimizer
+from .train.metrics import utilisation
+from .train.parallel import SummedLoss
+
+LOSS_BAR = 2e-3  # relative
+
+
+class Step:
+    """A model, its optimiser and one step."""
+
+    def __init__(self, model: Any, loss: Callable[[Tensor], Tensor], device: str):
+        self.model, self.loss, self.device = model, loss, device
+        self.optimizer = optimizer.make(model, build("mini", {"data": "none"}))
+        self.rows = torch.zeros(1, 2, dtype=torch.long, device=device)
+
+    def __call__(self) -> None:
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
+            loss = self.loss(self.rows)
+        (loss / self.rows[:, 1:].numel()).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def ours(config: QEDConfig, device: str, compiled: bool) -> Step:
+    torch.manual_seed(0)
+    model = QEDForCausalLM(config).to(device).train()
+    if compiled:
+        for block in model.model.layers:
+            block.compile()
+    return Step(model, SummedLoss(model), device)
+
+
+def fla_step(config: QEDConfig, device: str) -> Step:
+    model = theirs(config, device, torch.float32).train()
+
+    def loss(rows: Tensor) -> Tensor:
+        return model(input_ids=rows, labels=rows).loss * (rows.shape[0] * (rows.shape[1] - 1))
+
+    return Step(model, loss, device)
+
+
+def gate(config: QEDConfig, device: str, compiled: bool) -> float:
+    """Relative difference of the loss on 2 × 257 tokens from a plain pass in float32."""
+    rows = torch.randint(3, config.vocab_size, (2, 258), generator=torch.Generator().manual_seed(0)).to(device)
+    with torch.no_grad():
+        truth = ours(config, device, compiled=False).loss(rows)
+        candidate = ours(config, device, compiled)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            found = candidate.loss(rows)
+    return float((found - truth).abs() / truth)
+
+
+def measure(
+    console: Console,
+    *,
+    out: Path | None,
+    device: str,
+    size: Callable[..., QEDConfig],
+    fla: bool,
+    rounds: int,
+    batch: int,
+    tokens: int,
+    compiled: bool = True,
+) -> dict[str, Any]:
+    """Gate, time, print, write. Raises RuntimeError if the gate is not passed."""
+    difference = gate(size(), device, compiled)
+    console.print(f"relative difference of the loss from a plain float32 pass: {difference:.1e}")
+    if not difference <= LOSS_BAR:
+        raise RuntimeError(f"correctness gate: the loss is further from a plain pass than {LOSS_BAR}: {difference:.1e}")
+    report = Report(out, environment=environment(device), batch=batch, tokens=tokens, loss_difference=difference)
+    makers: dict[str, Callable[[], Step]] = {
+        "qed": lambda: ours(size(rule="qed"), device, compiled),
+        "gdn2": lambda: ours(size(rule="gdn2"), device, compiled),
+    }
+    if fla:
+        makers["fla gdn2"] = lambda: fla_step(size(), device)
+    steps, rows = {}, {}
+    for name, make in makers.items():
+        step = steps[name] = make()
+        step.rows = torch.randint(3, size().vocab_size, (batch, tokens + 1), device=device)
+        start = time.perf_counter()
+        step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        rows[name] = {"first_step_s": time.perf_counter() - start}
+    times = take_turns(device, steps, rounds, console)
+    for name, row in rows.items():
+        rate = batch * tokens / times[name]["median"] * 1e3
+        row |= {"step_ms": times[name], "tokens_per_s": rate}  # type: ignore[dict-item]
+        if name != "fla gdn2":
+            row["utilisation"] = utilisation(steps[name].model, rate, device)  # type: ignore[assignment]
+    report.add(candidates=rows, qed_over_gdn2=times["qed"]["median"] / times["gdn2"]["median"])
+    if device == "cuda":
+        steps.clear()
+        for name, make in makers.items():
+            row = rows[name]
+            torch.cuda.empty_cache()
+            step = make()
+            step.rows = torch.randint(3, size().vocab_size, (batch, tokens + 1), device=device)
+            step()
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            del step
+        report.add(candidates=rows)
+    table = Table("", "tokens/s", "step ms", "first step s", "peak GiB", title=f"{batch} × {tokens} tokens a step")
+    for name, row in rows.items():
+        peak = f"{row['peak_gib']:.1f}" if "peak_gib" in row else ""
+        median = times[name]["median"]
+        table.add_row(name, f"{row['tokens_per_s']:,.0f}", f"{median:.1f}", f"{row['first_step_s']:.1f}", peak)
+    console.print(table)
+    console.print(f"QED's step ÷ GDN-2's: {report['qed_over_gdn2']:.3f}")
+    if out is not None:
+        console.print(f"written to {out}")
+    return report
