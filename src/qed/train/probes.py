@@ -25,7 +25,8 @@ def ranges(model: QEDForCausalLM, ids: Tensor) -> dict[str, dict[str, list[float
         for i, mixer in mixers.items()
     ]
     try:
-        model.model(ids, use_cache=False)
+        with torch.compiler.set_stance("force_eager"):  # compiled blocks would not see the hooks
+            model.model(ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
