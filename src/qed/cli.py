@@ -249,6 +249,22 @@ def train(
 
 
 @app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(help="A run's diverged-… folder.")],
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+) -> None:
+    """Run the batch that broke a training run once more, layer by layer."""
+    from .train.replay import replay as run
+
+    console = Console()
+    try:
+        run(folder, device=_device(device), console=console)
+    except ValueError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+
+
+@app.command()
 def generate(
     checkpoint: Annotated[Path, typer.Argument(help="A folder that save_pretrained wrote.")],
     prompt: Annotated[str, typer.Argument(help="The text to go on from.")],

@@ -204,7 +204,14 @@ def test_steps_without_a_finite_gradient(corpus: str, tmp_path: Path, monkeypatc
     with pytest.raises(Diverged, match=r"3 steps in a row without a finite gradient; see .*diverged-00000002"):
         trainer.run()
     folder = tmp_path / "diverged-00000002"
-    assert {x.name for x in folder.iterdir()} == {"batch.safetensors", "ranges.json"}
+    assert {x.name for x in folder.iterdir()} == {"batch.safetensors", "ranges.json", "replay.txt"}
+    words = (folder / "replay.txt").read_text().split()
+    again = CliRunner().invoke(app, [*words[1:], "--device", "cpu"])
+    assert again.exit_code == 0, again.output
+    assert "layer 1" in again.output
+    wrong = CliRunner().invoke(app, ["replay", str(tmp_path), "--device", "cpu"])
+    assert wrong.exit_code == 1
+    assert "expected a diverged-… folder" in " ".join(wrong.output.split())
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["skipped"] for row in rows] == [1, 2, 3]
 

@@ -247,6 +247,7 @@ class Trainer:
             for name, x in self.model.state_dict().items()
         }
         (folder / "ranges.json").write_text(json.dumps(ranges, indent=2))
+        (folder / "replay.txt").write_text(f"qed replay {folder}\n")
         count = self.config.stop_after_skipped
         raise Diverged(f"{count} steps in a row without a finite gradient; see {folder}. The last checkpoint is whole.")
 

@@ -1,0 +1,45 @@
+"""`qed replay`: the batch that broke a run, once more through the last checkpoint, layer by layer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+
+from ..model.causal_lm import QEDForCausalLM
+from . import checkpoints
+from .config import TrainConfig
+from .parallel import SummedLoss
+
+
+def replay(folder: Path, *, device: str, console: Console) -> dict[str, Any]:
+    """`folder`: a run's diverged-…. Prints and returns the loss and [least, most] of every block's output."""
+    try:
+        config = TrainConfig.from_json(json.dumps(json.loads((folder.parent / "config.json").read_text())["config"]))
+        rows = load_file(folder / "batch.safetensors")["rows"].to(device)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{folder}: expected a diverged-… folder inside a run's: {error}") from error
+    torch.manual_seed(config.seed)
+    model = QEDForCausalLM(config.model_config()).to(device).train()
+    found = checkpoints.newest(folder.parent / "checkpoints", console.print)
+    if found is not None:
+        model.load_state_dict(found.weights, strict=False)
+        model.tie_weights()
+    seen: dict[str, tuple[float, float]] = {}
+    for i, block in enumerate(model.model.layers):
+        block.register_forward_hook(
+            lambda _, __, out, i=i: seen.__setitem__(f"layer {i}", (float(out[0].min()), float(out[0].max())))
+        )
+    with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16, enabled=config.precision == "bfloat16"):
+        loss = float(SummedLoss(model)(rows)) / rows[:, 1:].numel()
+    at = "its first weights" if found is None else found.folder.name
+    table = Table("", "least", "most", title=f"loss {loss:.4f} with {at}")
+    for name, (least, most) in seen.items():
+        table.add_row(name, f"{least:.4g}", f"{most:.4g}")
+    console.print(table)
+    return {"loss": loss, "ranges": seen}
