@@ -1,0 +1,50 @@
+"""What others call keeps its arguments: a change here is a change for them, and must be meant."""
+
+import inspect
+
+import pytest
+
+import qed
+from qed.layers import Attention, Mixer, short_convolution
+
+DENSE = "sequences=Sequences(lengths=None, order=None, cu_seqlens=None)"
+PUBLIC = {
+    qed.erase_write: "q k a u g=None | scale=1.0 initial_state=None cu_seqlens=None impl='auto'",
+    qed.erase_write_step: "q k a u g=None | state scale=1.0 inplace=False impl='auto'",
+    qed.explain: "q k a u g=None | scale=1.0 initial_state=None cu_seqlens=None impl='auto'",
+    qed.qed_attention: (
+        "q k v g b w strength | normalize_qk=True gate=True project=True direction=None scale=1.0 initial_state=None "
+        "cu_seqlens=None impl='auto'"
+    ),
+    qed.QEDForCausalLM.forward: (
+        "self input_ids=None attention_mask=None past_key_values=None inputs_embeds=None labels=None use_cache=None "
+        "logits_to_keep=0 cu_seqlens=None"
+    ),
+    qed.QEDForCausalLM.set_strength_scale: "self scale",
+    Mixer.forward: f"self x state=None {DENSE} | inplace=False impl='auto'",
+    Attention.forward: f"self x state=None {DENSE}",
+    short_convolution: f"x weight state=None {DENSE} impl='auto'",
+}
+FIELDS = (
+    "vocab_size hidden_size num_hidden_layers num_heads head_dim expand_v intermediate_size rule layer_types "
+    "lambda_max theta_init conv_size read_scale output_gate output_gate_rank decay_rank sliding_window rope_theta "
+    "initializer_range tie_word_embeddings norm_eps use_cache bos_token_id eos_token_id pad_token_id format_version"
+)
+
+
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.__qualname__)
+def test_arguments(function: object) -> None:
+    words = []
+    for name, x in inspect.signature(function).parameters.items():
+        if x.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        if x.kind is inspect.Parameter.KEYWORD_ONLY and "|" not in words:
+            words.append("|")
+        words.append(name if x.default is inspect.Parameter.empty else f"{name}={x.default!r}")
+    assert " ".join(words) == PUBLIC[function]
+
+
+def test_fields_of_the_configuration() -> None:
+    saved = set(qed.QEDConfig().to_dict())
+    assert set(FIELDS.split()) <= saved
+    assert set(qed.QEDConfig.__annotations__) == set(FIELDS.split())
