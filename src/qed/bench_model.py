@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from .bench import Report, take_turns
-from .model.causal_lm import QEDForCausalLM
+from .model.causal_lm import QEDForCausalLM, compile_blocks
 from .model.config import QEDConfig
 from .model.generation import Decoder, stream
 from .testing import environment, relative_error
@@ -30,12 +30,6 @@ PROMPT, NEW = 128, 128
 def make(config: QEDConfig, device: str, dtype: torch.dtype) -> QEDForCausalLM:
     torch.manual_seed(0)
     return QEDForCausalLM(config).to(device=device, dtype=dtype).eval()
-
-
-def compile_blocks(model: QEDForCausalLM) -> None:
-    """Each block as one program; all share what was compiled for the first."""
-    for block in model.model.layers:
-        block.compile()
 
 
 def theirs(config: QEDConfig, device: str, dtype: torch.dtype) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .bench import Report, take_turns
 from .bench_model import theirs
-from .model.causal_lm import QEDForCausalLM
+from .model.causal_lm import QEDForCausalLM, compile_blocks
 from .model.config import QEDConfig
 from .recipes import build
 from .testing import environment
@@ -50,8 +50,7 @@ def ours(config: QEDConfig, device: str, compiled: bool) -> Step:
     torch.manual_seed(0)
     model = QEDForCausalLM(config).to(device).train()
     if compiled:
-        for block in model.model.layers:
-            block.compile()
+        compile_blocks(model)
     return Step(model, SummedLoss(model), device)
 
 
@@ -80,7 +79,7 @@ def measure(
     *,
     out: Path | None,
     device: str,
-    size: Callable[..., QEDConfig],
+    size: dict[str, Any],
     fla: bool,
     rounds: int,
     batch: int,
@@ -88,21 +87,21 @@ def measure(
     compiled: bool = True,
 ) -> dict[str, Any]:
     """Gate, time, print, write. Raises RuntimeError if the gate is not passed."""
-    difference = gate(size(), device, compiled)
+    difference = gate(QEDConfig(**size), device, compiled)
     console.print(f"relative difference of the loss from a plain float32 pass: {difference:.1e}")
     if not difference <= LOSS_BAR:
         raise RuntimeError(f"correctness gate: the loss is further from a plain pass than {LOSS_BAR}: {difference:.1e}")
     report = Report(out, environment=environment(device), batch=batch, tokens=tokens, loss_difference=difference)
     makers: dict[str, Callable[[], Step]] = {
-        "qed": lambda: ours(size(rule="qed"), device, compiled),
-        "gdn2": lambda: ours(size(rule="gdn2"), device, compiled),
+        "qed": lambda: ours(QEDConfig(**size, rule="qed"), device, compiled),
+        "gdn2": lambda: ours(QEDConfig(**size, rule="gdn2"), device, compiled),
     }
     if fla:
-        makers["fla gdn2"] = lambda: fla_step(size(), device)
+        makers["fla gdn2"] = lambda: fla_step(QEDConfig(**size), device)
     steps, rows = {}, {}
     for name, make in makers.items():
         step = steps[name] = make()
-        step.rows = torch.randint(3, size().vocab_size, (batch, tokens + 1), device=device)
+        step.rows = torch.randint(3, QEDConfig(**size).vocab_size, (batch, tokens + 1), device=device)
         start = time.perf_counter()
         step()
         if device == "cuda":
@@ -121,7 +120,7 @@ def measure(
             row = rows[name]
             torch.cuda.empty_cache()
             step = make()
-            step.rows = torch.randint(3, size().vocab_size, (batch, tokens + 1), device=device)
+            step.rows = torch.randint(3, QEDConfig(**size).vocab_size, (batch, tokens + 1), device=device)
             step()
             torch.cuda.reset_peak_memory_stats()
             step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +35,23 @@ def main(
     pass
 
 
+@contextmanager
+def _reported(console: Console, *kinds: type[Exception]) -> Iterator[None]:
+    """What a user can mend is said in one line of red, with exit status 1."""
+    try:
+        yield
+    except kinds as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+
+
+def _choice(console: Console, option: str, value: str, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        names = ", ".join(name or "nothing" for name in allowed)
+        console.print(f"{option}: expected one of {names}, got {value}", style="red", markup=False)
+        raise typer.Exit(2)
+
+
 def _device(name: str) -> str:
     import torch
 
@@ -60,11 +79,8 @@ def bench_main(
     from .tune import tune as search
 
     console = Console()
-    try:
+    with _reported(console, RuntimeError):
         search(console, out=out, device=_device("auto"), shape=Shape())
-    except RuntimeError as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
 
 
 @bench.command()
@@ -84,16 +100,11 @@ def ops(
     from .bench import ops as measure
 
     console = Console()
-    if against not in ("", "fla"):
-        console.print(f"--against: expected 'fla' or nothing, got {against}", style="red", markup=False)
-        raise typer.Exit(2)
+    _choice(console, "--against", against, ("fla", ""))
     device = _device(device)
     shape = Shape(batch=batch, tokens=tokens, heads=heads, width=width)
-    try:
+    with _reported(console, RuntimeError, ImportError):
         measure(console, out=out, device=device, shape=shape, impl=impl, fla=against == "fla", rounds=rounds)
-    except (RuntimeError, ImportError) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
 
 
 @bench.command()
@@ -106,21 +117,20 @@ def model(
 ) -> None:
     """Time prefill and generation of the whole model."""
     from .bench_model import measure
-    from .model.config import QEDConfig
+    from .model.config import SIZES, QEDConfig
 
     console = Console()
-    if against not in ("", "fla"):
-        console.print(f"--against: expected 'fla' or nothing, got {against}", style="red", markup=False)
-        raise typer.Exit(2)
-    sizes = {"paper": QEDConfig, "small": QEDConfig.small, "mini": QEDConfig.mini, "tiny": QEDConfig.tiny}
-    if size not in sizes:
-        console.print(f"--size: expected one of {', '.join(sizes)}, got {size}", style="red", markup=False)
-        raise typer.Exit(2)
-    try:
-        measure(console, out=out, device=_device(device), config=sizes[size](), fla=against == "fla", rounds=rounds)
-    except (RuntimeError, ImportError) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
+    _choice(console, "--against", against, ("fla", ""))
+    _choice(console, "--size", size, SIZES)
+    with _reported(console, RuntimeError, ImportError):
+        measure(
+            console,
+            out=out,
+            device=_device(device),
+            config=QEDConfig(**SIZES[size]),
+            fla=against == "fla",
+            rounds=rounds,
+        )
 
 
 @bench.command(name="train")
@@ -136,28 +146,23 @@ def bench_train(
 ) -> None:
     """Time one training step: QED, GDN-2, and fla's GDN-2 if asked."""
     from .bench_train import measure
-    from .model.config import QEDConfig
+    from .model.config import SIZES
 
     console = Console()
-    sizes = {"paper": QEDConfig, "small": QEDConfig.small, "mini": QEDConfig.mini, "tiny": QEDConfig.tiny}
-    if size not in sizes or against not in ("", "fla"):
-        console.print(f"--size, --against: expected {', '.join(sizes)}; fla or nothing", style="red", markup=False)
-        raise typer.Exit(2)
-    try:
+    _choice(console, "--against", against, ("fla", ""))
+    _choice(console, "--size", size, SIZES)
+    with _reported(console, RuntimeError, ImportError):
         measure(
             console,
             out=out,
             device=_device(device),
-            size=sizes[size],
+            size=SIZES[size],
             fla=against == "fla",
             rounds=rounds,
             batch=batch,
             tokens=tokens,
             compiled=compiled,
         )
-    except (RuntimeError, ImportError) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
 
 
 @app.command()
@@ -173,10 +178,8 @@ def doctor(
 
     from .doctor import examine
 
-    console, dtypes = Console(), {"bfloat16", "float16", "float32"}
-    if dtype not in dtypes:
-        console.print(f"--dtype: expected one of {', '.join(sorted(dtypes))}, got {dtype}", style="red", markup=False)
-        raise typer.Exit(2)
+    console = Console()
+    _choice(console, "--dtype", dtype, ("bfloat16", "float16", "float32"))
     device = _device(device)
     sound = examine(console, device=device, dtype=getattr(torch, dtype), heads=heads, width=width, tokens=tokens)
     console.print("sound" if sound else "not sound: do not train with this", style="green" if sound else "red")
@@ -199,7 +202,7 @@ def prepare(
     from .data.prepare import prepare as run
 
     console = Console(stderr=True)
-    try:
+    with _reported(console, ValueError, OSError):
         run(
             source,
             tokenizer=tokenizer,
@@ -210,9 +213,6 @@ def prepare(
             limit=limit,
             console=console,
         )
-    except (ValueError, OSError) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
 
 
 @app.command()
@@ -231,7 +231,7 @@ def train(
     from .train.loop import train as run
 
     console = Console()
-    try:
+    with _reported(console, ValueError, OSError, Diverged):
         pairs = [item.partition("=") for item in set_ or []]
         if any(not found for _, found, _ in pairs):
             raise ValueError(f"--set: expected field=value, got {next(n for n, f, _ in pairs if not f)}")
@@ -242,9 +242,6 @@ def train(
             plan(config, console)
             return
         status = run(config, out, device=_device(device), console=console)
-    except (ValueError, OSError, Diverged) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
     raise typer.Exit(status)
 
 
@@ -257,11 +254,8 @@ def replay(
     from .train.replay import replay as run
 
     console = Console()
-    try:
+    with _reported(console, ValueError):
         run(folder, device=_device(device), console=console)
-    except ValueError as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
 
 
 @app.command()
@@ -281,7 +275,7 @@ def generate(
     from .model.terminal import write
 
     console = Console(stderr=True)
-    try:
+    with _reported(console, OSError, ValueError):
         write(
             checkpoint,
             prompt,
@@ -293,9 +287,6 @@ def generate(
             device=_device(device),
             console=console,
         )
-    except (OSError, ValueError) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
 
 
 @app.command()
@@ -309,14 +300,9 @@ def convert(
     from .model.conversion import convert_file
 
     console = Console()
-    if to not in ("qed", "fla"):
-        console.print(f"--to: expected 'qed' or 'fla', got {to}", style="red", markup=False)
-        raise typer.Exit(2)
-    try:
+    _choice(console, "--to", to, ("qed", "fla"))
+    with _reported(console, ValueError, FileExistsError):
         count = convert_file(source, target, kind=kind, to=to)
-    except (ValueError, FileExistsError) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
     console.print(f"{target}: {count} tensors")
 
 
@@ -331,11 +317,8 @@ def reproduce(
     if out.exists() and not out.is_dir():
         console.print(f"--out: expected a directory, got the file {out}", style="red", markup=False)
         raise typer.Exit(2)
-    try:
+    with _reported(console, RuntimeError):
         demonstrate(out, console)
-    except RuntimeError as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
 
 
 if __name__ == "__main__":

@@ -24,18 +24,15 @@ from rich.table import Table
 from .bench import Candidate, Shape, candidates, milliseconds, passes_gate
 from .testing import environment
 
+STATES = [
+    {"BV": BV, "num_warps": warps, "num_stages": stages}
+    for BV, warps in ((32, 4), (64, 4), (128, 8))
+    for stages in (1, 2, 3)
+]
 CANDIDATES: dict[str, list[dict[str, int]]] = {
     "chunk_terms": [{"BK": BK, "num_warps": warps} for BK in (16, 32, 64) for warps in (4, 8)],
-    "chunk_states": [
-        {"BV": BV, "num_warps": warps, "num_stages": stages}
-        for BV, warps in ((32, 4), (64, 4), (128, 8))
-        for stages in (1, 2, 3)
-    ],
-    "state_gradients": [
-        {"BV": BV, "num_warps": warps, "num_stages": stages}
-        for BV, warps in ((32, 4), (64, 4), (128, 8))
-        for stages in (1, 2, 3)
-    ],
+    "chunk_states": STATES,
+    "state_gradients": STATES,
     "pair_gradients": [{"BV": BV, "num_warps": warps} for BV in (32, 64, 128) for warps in (4, 8)],
     "chunk_gradients": [{"BK": BK, "num_warps": warps} for BK in (32, 64) for warps in (4, 8)],
 }

@@ -106,7 +106,3 @@ class QEDCache(Cache):
 
     def has_previous_state(self, *_: Any) -> bool:
         return bool(self.states)
-
-    def to(self, device: torch.device | str) -> QEDCache:
-        self._each(lambda x: x.to(device))
-        return self

@@ -47,8 +47,8 @@ class QEDBlock(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
-    def forward(self, x: Tensor, state: Any, sequences: Sequences) -> tuple[Tensor, Any]:
-        mixed, state = self.mixer(self.mixer_norm(x), state, sequences)
+    def forward(self, x: Tensor, state: Any, sequences: Sequences, **options: Any) -> tuple[Tensor, Any]:
+        mixed, state = self.mixer(self.mixer_norm(x), state, sequences, **options)
         x = x + mixed
         return x + self.mlp(self.mlp_norm(x)), state
 
@@ -261,3 +261,9 @@ def causal_loss(logits: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None
         targets = targets.index_fill(1, last.to(torch.int64), -100)
     wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(wide, targets.flatten())
+
+
+def compile_blocks(model: QEDForCausalLM) -> None:
+    """Each block as one program; all share what was compiled for the first."""
+    for block in model.model.layers:
+        block.compile()

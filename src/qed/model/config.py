@@ -14,6 +14,13 @@ from ..layers.norm import ACTIVATIONS
 from ..rules import RULES
 
 FORMAT_VERSION = 1
+_NARROW = {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 32, "intermediate_size": 128}
+SIZES: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "small": {"hidden_size": 256, "num_hidden_layers": 6, "num_heads": 4, "head_dim": 64, "intermediate_size": 640},
+    "mini": _NARROW | {"vocab_size": 512},
+    "tiny": _NARROW | {"vocab_size": 256},
+}
 ATTENTION = ("full_attention", "sliding_attention")
 
 
@@ -115,18 +122,15 @@ class QEDConfig(PreTrainedConfig):
 
     @classmethod
     def tiny(cls, **changes: Any) -> QEDConfig:
-        """Two layers of width 64: seconds on a laptop; for tests and first steps."""
-        sizes = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 32}
-        return cls(**(sizes | {"intermediate_size": 128} | changes))
+        """Two layers of width 64 and 256 tokens: seconds on a laptop; for tests and first steps."""
+        return cls(**(SIZES["tiny"] | changes))
 
     @classmethod
     def mini(cls, **changes: Any) -> QEDConfig:
-        """14M parameters with 32,000 tokens: 6 layers of width 256, 4 heads of 64."""
-        sizes = {"hidden_size": 256, "num_hidden_layers": 6, "num_heads": 4, "head_dim": 64, "intermediate_size": 640}
-        return cls(**(sizes | changes))
+        """The same with 512 tokens: the `mini` recipe's."""
+        return cls(**(SIZES["mini"] | changes))
 
     @classmethod
     def small(cls, **changes: Any) -> QEDConfig:
-        """8 layers of width 512, 4 heads of 128."""
-        sizes = {"hidden_size": 512, "num_hidden_layers": 8, "num_heads": 4, "head_dim": 128, "intermediate_size": 1344}
-        return cls(**(sizes | changes))
+        """14M parameters, 6 layers of width 256, 4 heads of 64: the `small` recipe's."""
+        return cls(**(SIZES["small"] | changes))

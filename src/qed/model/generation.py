@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..layers import Mixer, MixerState
+from ..layers.sequences import DENSE
 
 if TYPE_CHECKING:
     from .cache import QEDCache
@@ -68,10 +69,9 @@ def can_decode_fast(model: QEDForCausalLM) -> bool:
 
 def _block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor:
     """One block, one token; both states are written over."""
-    mixed, state = block.mixer(block.mixer_norm(x), MixerState(conv, recurrent), inplace=True)
+    x, state = block.forward(x, MixerState(conv, recurrent), DENSE, inplace=True)
     conv.copy_(state.conv)
-    x = x + mixed
-    return x + block.mlp(block.mlp_norm(x))
+    return x
 
 
 class Decoder:

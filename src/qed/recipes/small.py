@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..model.config import SIZES
 from ..train.config import TrainConfig
 
 
 def small(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
     """14M parameters (with 32,000 tokens), 128M tokens in rows of 512: minutes on a large GPU."""
-    model = {"rule": arm, "hidden_size": 256, "num_hidden_layers": 6, "num_heads": 4, "head_dim": 64}
     return TrainConfig(
         name=f"small-{arm}-{seed}",
-        model=model | {"intermediate_size": 640},
+        model=SIZES["small"] | {"rule": arm},
         data=data,
         validation=validation or None,
         seed=seed,
@@ -29,10 +29,9 @@ def small(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> T
 
 def mini(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
     """Two layers of width 64, rows of 128: minutes on a laptop's CPU."""
-    model = {"rule": arm, "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 32}
     return TrainConfig(
         name=f"mini-{arm}-{seed}",
-        model=model | {"intermediate_size": 128},
+        model=SIZES["mini"] | {"rule": arm},
         data=data,
         validation=validation or None,
         seed=seed,

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..data import Loader, TokenShards
-from ..model.causal_lm import QEDForCausalLM
+from ..model.causal_lm import QEDForCausalLM, compile_blocks
 from ..testing import environment
 from . import checkpoints, optimizer
 from .config import FREE, TrainConfig
@@ -70,8 +70,7 @@ class Trainer:
         self.validation_loss: float | None = None
         self._resume()
         if config.compile:
-            for block in self.model.model.layers:
-                block.compile()
+            compile_blocks(self.model)
 
     def _remember(self) -> None:
         """config.json: written once, by the first process; a folder of another run is refused."""
@@ -201,6 +200,8 @@ class Trainer:
             return None
         shards = TokenShards(config.validation)
         windows = min((len(shards) - 1) // config.sequence, max(1, config.validation_tokens // config.sequence))
+        if windows < 1:
+            raise ValueError(f"validation: expected more than {config.sequence} tokens, got {len(shards)}")
         self.model.eval()
         total = torch.zeros((), device=self.device)
         for first in range(0, windows, self.parallel.batch_world):  # all take part in every call
@@ -238,32 +239,33 @@ class Trainer:
 
     def _report_divergence(self) -> None:
         """Save what it takes to look at the step again, and stop."""
-        rows = self.loader.step(self.step - 1)
         folder = self.out / f"diverged-{self.step - 1:08d}"
-        folder.mkdir(exist_ok=True)
-        save_file({"rows": rows}, folder / "batch.safetensors")
-        ranges = {
-            name: {"least": float(x.min()), "most": float(x.max()), "finite": bool(x.isfinite().all())}
-            for name, x in self.model.state_dict().items()
-        }
-        (folder / "ranges.json").write_text(json.dumps(ranges, indent=2))
-        (folder / "replay.txt").write_text(f"qed replay {folder}\n")
+        weights, _ = self.parallel.state(self._plain_loss(), self.optimizer)
+        if self.parallel.first:
+            folder.mkdir(exist_ok=True)
+            save_file({"rows": self.loader.step(self.step - 1)}, folder / "batch.safetensors")
+            found = {
+                name: {"least": float(x.min()), "most": float(x.max()), "finite": bool(x.isfinite().all())}
+                for name, x in weights.items()
+            }
+            (folder / "ranges.json").write_text(json.dumps(found, indent=2))
+            (folder / "replay.txt").write_text(f"qed replay {folder}\n")
+        self.parallel.barrier()
         count = self.config.stop_after_skipped
         raise Diverged(f"{count} steps in a row without a finite gradient; see {folder}. The last checkpoint is whole.")
 
     def export(self) -> None:
         """A folder for `from_pretrained`, with the tokenizer."""
         weights, _ = self.parallel.state(self._plain_loss(), self.optimizer)
-        if not self.parallel.first:
+        target = self.out / "export"
+        if not self.parallel.first or target.exists():
             return
         part = self.out / "export.part"
         self.model.save_pretrained(part, state_dict=weights)
         tokenizer = Path(self.config.data) / "tokenizer.json"
         if tokenizer.exists():
             (part / "tokenizer.json").write_bytes(tokenizer.read_bytes())
-        target = self.out / "export"
-        if not target.exists():
-            part.rename(target)
+        part.rename(target)
 
 
 def train(config: TrainConfig, out: Path, *, device: str, console: Console) -> int:

@@ -95,9 +95,10 @@ class MetricsFile:
 @torch.no_grad()
 def strengths(model: QEDForCausalLM) -> dict[str, float]:
     """Mean λ of every layer that has one."""
-    found = {}
+    means = {}
     for i, block in enumerate(model.model.layers):
         if isinstance(block.mixer, Mixer) and block.mixer.row.strength:
             mean = block.mixer.strength().mean()
-            found[str(i)] = float(mean.full_tensor() if isinstance(mean, DTensor) else mean)
-    return found
+            means[str(i)] = mean.full_tensor() if isinstance(mean, DTensor) else mean
+    values = torch.stack(list(means.values())).tolist() if means else []  # one wait for the device, not one a layer
+    return dict(zip(means, values, strict=True))
