@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .bench import Report, take_turns
 from .bench_model import theirs
-from .model.causal_lm import QEDForCausalLM, compile_blocks
+from .model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from .model.config import QEDConfig
 from .recipes import build
 from .testing import environment
@@ -50,6 +50,7 @@ def ours(config: QEDConfig, device: str, compiled: bool) -> Step:
     torch.manual_seed(0)
     model = QEDForCausalLM(config).to(device).train()
     if compiled:
+        recompute_cheap(model)
         compile_blocks(model)
     return Step(model, SummedLoss(model), device)
 

@@ -75,7 +75,7 @@ KERNEL_CASES = {
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("case", KERNEL_CASES)
 def test_kernels_are_torch(case: str, width: int, with_state: bool) -> None:
     """Outputs, states and gradients; on a GPU where there is one, else through Triton's interpreter."""
@@ -103,4 +103,4 @@ def test_opcheck() -> None:
     x = torch.randn(20, 7, device=device, requires_grad=True)
     weight = torch.randn(7, 4, device=device, requires_grad=True)
     place, owner = torch.arange(20, device=device, dtype=torch.int32), torch.zeros(20, device=device, dtype=torch.int32)
-    torch.library.opcheck(convolution_operator(), (x, weight, None, place, owner))
+    torch.library.opcheck(convolution_operator, (x, weight, None, place, owner))

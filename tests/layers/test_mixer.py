@@ -100,7 +100,7 @@ def test_parameters_are_those_the_rule_takes() -> None:
         own = {name.split(".")[0] for name, _ in made.named_parameters()}
         return own - {"in_proj", "conv", "g_proj", "o_norm", "o_proj"}, {name for name, n in made.rows.items() if n}
 
-    shared = {"q", "k", "v", "g"}
+    shared = {"qkv", "g"}
     assert of("linear") == (set(), shared)
     assert of("deltanet") == (set(), shared | {"b"})
     assert of("gdn") == ({"A_log", "dt_bias"}, shared | {"b", "f"})

@@ -7,7 +7,7 @@ from qed import QEDConfig, QEDForCausalLM
 from qed.model.generation import Sampling, decoder_of, stream
 from qed.testing import relative_error
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")]
 SIZES = {"hidden_size": 128, "num_heads": 2, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 3}
 
 

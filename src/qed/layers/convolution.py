@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .convolution_operator import convolution_operator
+from .convolution_operator import WIDEST, convolution_operator
 from .sequences import DENSE, Sequences
 
 
@@ -33,14 +33,15 @@ def short_convolution(
 ) -> tuple[Tensor, Tensor]:
     """x [B, T, D], weight [D, W], state [N, W − 1, D] → y like x, and the state after the last token.
 
-    `impl`: "torch", "triton", or "auto" for the kernels where they can run: on CUDA, for more than one token."""
+    `impl`: "torch", "triton", or "auto" for the kernels where they can run: on CUDA, for more than one token and no more
+    taps than their registers are written for."""
     kernels = impl == "triton" or (impl == "auto" and _kernels_can_run(x, weight, state))
     y = _with_kernels(x, weight, state, sequences) if kernels else _with_torch(x, weight, state, sequences)
     return y, _last_inputs(x, weight.shape[1] - 1, state, sequences)
 
 
 def _kernels_can_run(x: Tensor, weight: Tensor, state: Tensor | None) -> bool:
-    if not x.is_cuda or x.shape[1] == 1 or x.dtype == torch.float64 or weight.shape[1] == 1:
+    if not x.is_cuda or x.shape[1] == 1 or x.dtype == torch.float64 or not 1 < weight.shape[1] <= WIDEST:
         return False
     return state is None or not (state.requires_grad and torch.is_grad_enabled())
 
@@ -69,7 +70,7 @@ def _with_kernels(x: Tensor, weight: Tensor, state: Tensor | None, sequences: Se
         owner = torch.arange(x.shape[0], device=x.device)[:, None].expand(x.shape[:2])
     else:
         owner = sequences.owners(x)[None]
-    y = convolution_operator()(
+    y = convolution_operator(
         x.flatten(0, 1),
         weight,
         None if state is None else state.detach(),

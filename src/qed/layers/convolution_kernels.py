@@ -1,12 +1,13 @@
 """The short convolution as Triton kernels and a torch operator: `convolution.py` says what it computes.
 
-Tokens lie flat, [tokens, D], whatever sequences they belong to. Token t's tap s is token t − s if that belongs to the
-same sequence, `place[t] ≥ s`; otherwise it lies in the sequence's state.
+Tokens lie flat, [tokens, D], whatever sequences they belong to. A program has a stretch of tokens and some channels,
+and goes from token to token with the last three inputs in registers: every input is read once. Where a sequence begins,
+`place` = 0, they are replaced by its state.
 
     qed::short_convolution(x, weight, state, place, owner) -> y
     qed::short_convolution_backward(dy, x, weight, state, place, owner) -> (dx, dweight)
 
-The state gets no gradient here. The weight's is summed over blocks of tokens by torch: no atomics.
+The state gets no gradient here. The weight's is summed over stretches of tokens by torch: no atomics.
 """
 
 from __future__ import annotations
@@ -18,46 +19,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_TOKENS, BLOCK_CHANNELS = 64, 64
+BLOCK_TOKENS, BLOCK_CHANNELS = 64, 256  # one warp, and 16 bytes of each thread's in a row
 
 
 @triton.jit
-def tap(
-    x, x_stride, state, t, place, owner, channels, s, tokens,
+def tap_weight(weight, channels, s: tl.constexpr, D: tl.constexpr, W: tl.constexpr):
+    """What input s before a token counts [BD]; nothing beyond W taps."""
+    if s < W:
+        return tl.load(weight + channels * W + (W - 1 - s), mask=channels < D, other=0.0).to(tl.float32)
+    return tl.zeros((channels.shape[0],), tl.float32)
+
+
+@triton.jit
+def row(x, t, stride, channels, there, D: tl.constexpr):
+    """x_t [BD], zeros if it is not there."""
+    inside = channels < tl.where(there, D, 0)
+    return tl.load(x + t.to(tl.int64) * stride + channels, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def earlier(
+    x, stride, state, t, place, owner, channels, s: tl.constexpr,
     D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
 ):  # fmt: skip
-    """Input s before each token t [BT], for `channels` [BD]; zeros before a sequence without a state."""
-    there = (t < tokens) & (t >= 0)
-    mine = there & (place >= s)
-    inside = channels < D
-    found = tl.load(
-        x + (t - s).to(tl.int64)[:, None] * x_stride + channels[None, :],
-        mask=mine[:, None] & inside[None, :],
-        other=0.0,
-    ).to(tl.float32)
-    if HAS_STATE:
-        before = there & (place < s)
-        row = owner.to(tl.int64) * (W - 1) + (W - 1 - s + place)
-        found += tl.load(
-            state + row[:, None] * D + channels[None, :], mask=before[:, None] & inside[None, :], other=0.0
-        ).to(tl.float32)
+    """Input s before token t, or what its sequence's state has for it."""
+    found = row(x, t - s, stride, channels, place >= s, D)
+    if HAS_STATE and s < W:
+        found += row(state, owner.to(tl.int64) * (W - 1) + (W - 1 - s + place), D, channels, place < s, D)
     return found
-
-
-@triton.jit
-def convolved(
-    x, x_stride, weight, state, places, owners, t, channels, tokens,
-    D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
-):  # fmt: skip
-    """Σ_s weight[W − 1 − s] · x_{t−s}, and where the tokens are in their sequences."""
-    there = (t < tokens) & (t >= 0)
-    place = tl.load(places + t, mask=there, other=0)
-    owner = tl.load(owners + t, mask=there, other=0)
-    z = tl.zeros((t.shape[0], channels.shape[0]), tl.float32)
-    for s in tl.static_range(W):
-        w = tl.load(weight + channels * W + (W - 1 - s), mask=channels < D, other=0.0).to(tl.float32)
-        z += w[None, :] * tap(x, x_stride, state, t, place, owner, channels, s, tokens, D, W, HAS_STATE)
-    return z, place, owner
 
 
 @triton.jit
@@ -65,58 +54,104 @@ def forward_kernel(
     x, weight, state, places, owners, y, x_stride, tokens,
     D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    first = tl.program_id(0) * BT
+    last = tl.minimum(first + BT, tokens)
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
-    z, _, _ = convolved(x, x_stride, weight, state, places, owners, t, channels, tokens, D, W, HAS_STATE)
-    inside = (t < tokens)[:, None] & (channels < D)[None, :]
-    tl.store(
-        y + t.to(tl.int64)[:, None] * D + channels[None, :], (z * tl.sigmoid(z)).to(y.dtype.element_ty), mask=inside
-    )
+    w0, w1 = tap_weight(weight, channels, 0, D, W), tap_weight(weight, channels, 1, D, W)
+    w2, w3 = tap_weight(weight, channels, 2, D, W), tap_weight(weight, channels, 3, D, W)
+    place, owner = tl.load(places + first), tl.load(owners + first)
+    x1 = earlier(x, x_stride, state, first, place, owner, channels, 1, D, W, HAS_STATE)
+    x2 = earlier(x, x_stride, state, first, place, owner, channels, 2, D, W, HAS_STATE)
+    x3 = earlier(x, x_stride, state, first, place, owner, channels, 3, D, W, HAS_STATE)
+    x0 = row(x, first, x_stride, channels, first < tokens, D)
+    for i in range(last - first):
+        t = first + i
+        following = row(x, t + 1, x_stride, channels, t + 1 < last, D)  # on its way while this token is worked on
+        place = tl.load(places + t)
+        if place == 0:
+            owner = tl.load(owners + t)
+            x1 = earlier(x, x_stride, state, t, place, owner, channels, 1, D, W, HAS_STATE)
+            x2 = earlier(x, x_stride, state, t, place, owner, channels, 2, D, W, HAS_STATE)
+            x3 = earlier(x, x_stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
+        z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
+        tl.store(y + t.to(tl.int64) * D + channels, (z * tl.sigmoid(z)).to(y.dtype.element_ty), mask=channels < D)
+        x3, x2, x1, x0 = x2, x1, x0, following
 
 
 @triton.jit
 def backward_kernel(
-    dy, x, weight, state, places, owners, dx, d_weight,  # d_weight [blocks of tokens, D, W]
-    x_stride, tokens,
+    dy, x, weight, state, places, owners, dx, d_weight,  # d_weight [stretches of tokens, D, W]
+    dy_stride, x_stride, tokens,
     D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    """An input's gradient is whole three tokens later: the pass goes on that far into the next stretch."""
+    first = tl.program_id(0) * BT
+    last = tl.minimum(first + BT, tokens)
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
     inside = channels < D
-    here = tl.load(places + t, mask=t < tokens, other=0)
-    sum_ = tl.zeros((BT, BD), tl.float32)
-    for s in tl.static_range(W):
-        later = t + s
-        z, place, owner = convolved(
-            x, x_stride, weight, state, places, owners, later, channels, tokens, D, W, HAS_STATE
-        )
-        where = later.to(tl.int64)[:, None] * D + channels[None, :]
-        d = tl.load(dy + where, mask=(later < tokens)[:, None] & inside[None, :], other=0.0).to(tl.float32)
+    w0, w1 = tap_weight(weight, channels, 0, D, W), tap_weight(weight, channels, 1, D, W)
+    w2, w3 = tap_weight(weight, channels, 2, D, W), tap_weight(weight, channels, 3, D, W)
+    place, owner = tl.load(places + first), tl.load(owners + first)
+    x1 = earlier(x, x_stride, state, first, place, owner, channels, 1, D, W, HAS_STATE)
+    x2 = earlier(x, x_stride, state, first, place, owner, channels, 2, D, W, HAS_STATE)
+    x3 = earlier(x, x_stride, state, first, place, owner, channels, 3, D, W, HAS_STATE)
+    x0, d = row(x, first, x_stride, channels, first < tokens, D), row(dy, first, dy_stride, channels, first < tokens, D)
+    nothing = tl.zeros((BD,), tl.float32)
+    d1, d2, d3 = nothing, nothing, nothing  # of the inputs one, two and three tokens ago, as far as it has come
+    dw0, dw1, dw2, dw3 = nothing, nothing, nothing, nothing
+    for i in range(last - first + 3):
+        t = first + i
+        here, then = t < tokens, t + 1 < tokens
+        x_following, d_following = row(x, t + 1, x_stride, channels, then, D), row(dy, t + 1, dy_stride, channels, then, D)
+        place = tl.load(places + t, mask=here, other=0)
+        if place == 0:
+            owner = tl.load(owners + t, mask=here, other=0)
+            x1 = earlier(x, x_stride, state, t, place, owner, channels, 1, D, W, HAS_STATE)
+            x2 = earlier(x, x_stride, state, t, place, owner, channels, 2, D, W, HAS_STATE)
+            x3 = earlier(x, x_stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
+        z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
         sigmoid = tl.sigmoid(z)
         dz = d * sigmoid * (1 + z * (1 - sigmoid))
-        w = tl.load(weight + channels * W + (W - 1 - s), mask=inside, other=0.0).to(tl.float32)
-        same = (later < tokens) & (place == here + s)
-        sum_ += tl.where(same[:, None], w[None, :] * dz, 0.0)
-        if s == 0:
-            block = tl.program_id(0).to(tl.int64) * D * W
-            for i in tl.static_range(W):
-                given = tap(x, x_stride, state, t, place, owner, channels, i, tokens, D, W, HAS_STATE)
-                tl.store(d_weight + block + channels * W + (W - 1 - i), tl.sum(dz * given, 0), mask=inside)
-    where = t.to(tl.int64)[:, None] * D + channels[None, :]
-    tl.store(dx + where, sum_.to(dx.dtype.element_ty), mask=(t < tokens)[:, None] & inside[None, :])
+        d1 += tl.where(place >= 1, w1 * dz, 0.0)
+        d2 += tl.where(place >= 2, w2 * dz, 0.0)
+        d3 += tl.where(place >= 3, w3 * dz, 0.0)
+        whole = t - 3
+        tl.store(
+            dx + whole.to(tl.int64) * D + channels,
+            d3.to(dx.dtype.element_ty),
+            mask=channels < tl.where(whole >= first, D, 0),
+        )
+        mine = tl.where(t < last, dz, 0.0)
+        dw0 += mine * x0
+        dw1 += mine * x1
+        dw2 += mine * x2
+        dw3 += mine * x3
+        d3, d2, d1 = d2, d1, w0 * dz
+        x3, x2, x1, x0, d = x2, x1, x0, x_following, d_following
+    to = d_weight + tl.program_id(0).to(tl.int64) * D * W + channels * W + (W - 1)
+    tl.store(to, dw0, mask=inside)
+    if W > 1:
+        tl.store(to - 1, dw1, mask=inside)
+    if W > 2:
+        tl.store(to - 2, dw2, mask=inside)
+    if W > 3:
+        tl.store(to - 3, dw3, mask=inside)
 
 
-def _arguments(x: Tensor, weight: Tensor, state: Tensor | None) -> tuple[Tensor, tuple[int, int], dict[str, Any]]:
-    x = x if x.stride(1) == 1 else x.contiguous()
+def _rows(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _settings(x: Tensor, weight: Tensor, state: Tensor | None) -> tuple[tuple[int, int], dict[str, Any]]:
     tokens, D = x.shape
     grid = (triton.cdiv(tokens, BLOCK_TOKENS), triton.cdiv(D, BLOCK_CHANNELS))
     constants = {"D": D, "W": weight.shape[1], "HAS_STATE": state is not None}
-    return x, grid, constants | {"BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS, "num_warps": 4}
+    return grid, constants | {"BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS, "num_warps": 1}
 
 
 def forward(x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owner: Tensor) -> Tensor:
     """x [tokens, D], weight [D, W], state [N, W − 1, D], place and owner [tokens] → y [tokens, D]."""
-    x, grid, constants = _arguments(x, weight, state)
+    x, (grid, constants) = _rows(x), _settings(x, weight, state)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     state = None if state is None else state.contiguous()
     if x.shape[0]:
@@ -127,14 +162,14 @@ def forward(x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owne
 def backward(
     dy: Tensor, x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owner: Tensor
 ) -> tuple[Tensor, Tensor]:
-    x, grid, constants = _arguments(x, weight, state)
+    dy, x, (grid, constants) = _rows(dy), _rows(x), _settings(x, weight, state)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     d_weight = torch.empty(grid[0], *weight.shape, dtype=torch.float32, device=x.device)
     state = None if state is None else state.contiguous()
     if x.shape[0]:
         backward_kernel[grid](
-            *(dy.contiguous(), x, weight.contiguous(), state, place, owner, dx, d_weight),
-            *(x.stride(0), x.shape[0]),
+            *(dy, x, weight.contiguous(), state, place, owner, dx, d_weight),
+            *(dy.stride(0), x.stride(0), x.shape[0]),
             **constants,
         )
     return dx, d_weight.sum(0).to(weight.dtype)

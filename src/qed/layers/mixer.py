@@ -73,8 +73,8 @@ class Mixer(nn.Module):
         def width(wanted: str, channels: int) -> int:
             return {"none": 0, "head": num_heads, "channel": channels}[wanted]
 
-        # One matrix for all that comes from x: its rows, by name. q, k and v first, side by side for the convolution.
-        self.rows = {"q": keys, "k": keys, "v": values}
+        # One matrix for all that comes from x: its rows, by name. q, k and v lie side by side for the convolution.
+        self.rows = {"qkv": 2 * keys + values}
         self.rows |= {"b": width(self.row.erase, keys), "w": width(self.row.write, values)}
         self.rows |= {"f": width(self.row.decay, decay_rank), "g": gate_inputs}
         self.rows |= {"e": keys if self.row.direction == "token" else 0}
@@ -109,8 +109,8 @@ class Mixer(nn.Module):
     ) -> tuple[Tensor, MixerState]:
         """x [B, T, hidden] and where it left off → outputs like x, and where it leaves off. `inplace` is for one token:
         the recurrent state is written over."""
-        inputs = self.in_proj(x)
-        qkv = inputs[..., : self.conv.weight.shape[0]]
+        inputs = self._inputs(x)
+        qkv = inputs["qkv"]
         if self.context is not None:
             state = self._state_from_context(qkv, state, sequences)
         qkv, conv = self.conv(qkv, None if state is None else state.conv, sequences)
@@ -134,6 +134,15 @@ class Mixer(nn.Module):
         normal = self.o_norm(o) if gate is None else self.o_norm(o, gate)
         return self.o_proj(normal.flatten(-2)), MixerState(conv, recurrent)
 
+    def projections(self, x: Tensor) -> Projections:
+        """What the rule takes for tokens x [B, T, hidden] from a sequence's beginning: to look at."""
+        inputs = self._inputs(x)
+        return self._projections(inputs, self.conv(inputs["qkv"])[0])[0]
+
+    def _inputs(self, x: Tensor) -> dict[str, Tensor]:
+        """x's projections by name. Split once: then one concatenation is the gradient's way back."""
+        return dict(zip(self.rows, self.in_proj(x).split(list(self.rows.values()), -1), strict=True))
+
     def _state_from_context(self, qkv: Tensor, state: MixerState | None, sequences: Sequences) -> MixerState:
         """The convolution's first inputs, from the process before; the recurrent state follows after the rule."""
         before = self.conv.weight.shape[1] - 1
@@ -145,22 +154,22 @@ class Mixer(nn.Module):
         conv = self.context.before(qkv[:, qkv.shape[1] - before :])
         return MixerState(conv, conv.new_empty(0))
 
-    def _projections(self, inputs: Tensor, qkv: Tensor) -> tuple[Projections, Tensor | None]:
+    def _projections(self, inputs: dict[str, Tensor], qkv: Tensor) -> tuple[Projections, Tensor | None]:
         """What the rule takes, and the output's gate, from x's projections and the convolved q, k and v."""
 
         def heads(y: Tensor) -> Tensor:
             return y.unflatten(-1, (self.num_heads, -1))
 
-        q, k, v = (heads(y) for y in qkv.split([self.rows[name] for name in "qkv"], -1))
-        found = dict(zip(self.rows, inputs.split(list(self.rows.values()), -1), strict=True))
-        b, w, f, gate, e = (found[name] if self.rows[name] else None for name in "bwfge")
+        keys = self.num_heads * self.head_dim
+        q, k, v = (heads(y) for y in qkv.split([keys, keys, self.rows["qkv"] - 2 * keys], -1))
+        b, w, f, gate, e = (inputs[name] if self.rows[name] else None for name in "bwfge")
         if f is not None:
             f = f if self.f_proj is None else self.f_proj(f)
         if gate is not None:
             gate = heads(gate if self.g_proj is None else self.g_proj(gate))
         direction = None if e is None else l2_normalize(heads(e))
         if self.row.direction == "head":
-            direction = self.random_direction.to(inputs.dtype)
+            direction = self.random_direction.to(qkv.dtype)
         projections = Projections(
             l2_normalize(q),
             l2_normalize(k),

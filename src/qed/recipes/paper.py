@@ -20,4 +20,5 @@ def paper_340m(data: str, arm: str = "qed", seed: int = 0, validation: str = "")
         data=data,
         validation=validation or None,
         seed=seed,
+        activation_checkpointing="cheap",
     )

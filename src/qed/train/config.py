@@ -40,7 +40,7 @@ class TrainConfig:
     parallel: str = "ddp"  # or "fsdp": how processes share the model, if there are several
     context: int = 1  # processes that share one row, each with a stretch of its tokens
     compile: bool = True
-    activation_checkpointing: bool = False
+    activation_checkpointing: str = "none"  # "cheap": all but products is made again; "full": every block is
     save_every: int = 500  # steps
     validate_every: int = 500
     validation_tokens: int = 1_048_576
@@ -65,6 +65,10 @@ class TrainConfig:
             )
         if self.parallel not in ("ddp", "fsdp"):
             raise ValueError(f"parallel: expected ddp or fsdp, got {self.parallel!r}")
+        if self.activation_checkpointing not in ("none", "cheap", "full"):
+            raise ValueError(
+                f"activation_checkpointing: expected none, cheap or full, got {self.activation_checkpointing!r}"
+            )
         if self.precision not in ("bfloat16", "float32"):
             raise ValueError(f"precision: expected bfloat16 or float32, got {self.precision!r}")
 

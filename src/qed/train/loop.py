@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..data import Loader, TokenShards
-from ..model.causal_lm import QEDForCausalLM, compile_blocks
+from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..testing import environment
 from . import checkpoints, optimizer
 from .config import FREE, TrainConfig
@@ -62,8 +62,10 @@ class Trainer:
         self._remember()
         torch.manual_seed(config.seed)
         self.model = QEDForCausalLM(config.model_config()).to(self.device).train()
-        if config.activation_checkpointing:
+        if config.activation_checkpointing == "full":
             self.model.gradient_checkpointing_enable()
+        elif config.activation_checkpointing == "cheap":
+            recompute_cheap(self.model)
         self.loss = self.parallel.wrap(SummedLoss(self.model))
         self.optimizer = optimizer.make(self.model, config)
         self.step, self.skipped = 0, 0

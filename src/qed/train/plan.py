@@ -11,6 +11,9 @@ from .config import TrainConfig
 from .optimizer import groups
 
 
+KEPT = {"none": 35, "cheap": 18, "full": 1}
+
+
 def plan(config: TrainConfig, console: Console) -> dict[str, float]:
     """Printed, and returned by name."""
     with torch.device("meta"):
@@ -18,9 +21,9 @@ def plan(config: TrainConfig, console: Console) -> dict[str, float]:
     count = sum(x.numel() for x in model.parameters())
     width, layers, tokens = model.config.hidden_size, model.config.num_hidden_layers, config.micro_tokens
     low = 2 if config.precision == "bfloat16" else 4
-    # Weights, gradients and two moments in float32; for the backward about 40 numbers a token, layer and channel.
+    # Weights, gradients and two moments in float32; for the backward so many numbers a token, layer and channel.
     states = 16 * count
-    kept = tokens * width * low * (layers * (2 if config.activation_checkpointing else 40) + 40)
+    kept = tokens * width * low * (layers * KEPT[config.activation_checkpointing] + 40)
     found = {
         "parameters": count,
         **{f"parameters, {name}": sum(x.numel() for _, x in found) for name, found in groups(model).items()},

@@ -34,9 +34,7 @@ def ranges(model: QEDForCausalLM, ids: Tensor) -> dict[str, dict[str, list[float
 
 
 def _of(mixer: Mixer, x: Tensor) -> dict[str, list[float]]:
-    inputs = mixer.in_proj(x)
-    qkv, _ = mixer.conv(inputs[..., : mixer.conv.weight.shape[0]])
-    projections, _ = mixer._projections(inputs, qkv)
+    projections = mixer.projections(x)
     operands = mixer.row.operands(projections)
     eigenvalues = 1 - (operands.a.float() * operands.k.float()).sum(-1)
     decay = None if projections.g is None else projections.g.exp()
