@@ -5,6 +5,7 @@ import torch
 
 from qed import RULES
 from qed.layers import Attention, Mixer, Sequences
+from qed.layers.linear import Linear, times_vector
 from qed.model.config import QEDConfig
 from qed.model.initialization import initialize
 
@@ -117,6 +118,12 @@ def test_a_window_sees_its_tokens_alone() -> None:
     difference = (attention(changed)[0] - attention(x)[0]).abs().sum(-1)[0]
     assert (difference[3:7] > 1e-9).all()
     assert (difference[7:] == 0).all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_matrix_times_a_vector_is_linear(bias: bool) -> None:
+    matrix, x = Linear(7, 5, bias=bias).double(), torch.randn(1, 1, 7, dtype=torch.float64)
+    assert torch.allclose(times_vector(matrix.weight, x, matrix.bias), matrix(x), rtol=0, atol=1e-15)
 
 
 def test_unknown_names() -> None:

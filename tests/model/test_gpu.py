@@ -20,12 +20,13 @@ def prompt(*shape: int) -> torch.Tensor:
     return torch.randint(3, 256, shape, generator=torch.Generator().manual_seed(1)).cuda()
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("rule", ["qed", "gdn", "eda"])
-def test_captured_decoding_gives_the_logits_of_a_plain_pass(rule: str) -> None:
-    model, x = make(rule=rule), prompt(2, 90)
+def test_captured_decoding_gives_the_logits_of_a_plain_pass(rule: str, batch: int) -> None:
+    model, x = make(rule=rule), prompt(batch, 90)
     with torch.no_grad():
         truth = model(x).logits
-        decoder = decoder_of(model, 2)
+        decoder = decoder_of(model, batch)
         decoder.start(model(x[:, :70], use_cache=True).past_key_values)
         for t in range(70, 90):
             assert relative_error(decoder.step(x[:, t : t + 1]), truth[:, t]) < 1e-3, t

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .linear import ResidualProjection
+from .linear import Linear, ResidualProjection
 from .sequences import DENSE, Sequences
 
 
@@ -30,7 +30,7 @@ class Attention(nn.Module):
             raise ValueError(f"head_dim: expected an even number for rotary positions, got {head_dim}")
         self.num_heads, self.head_dim, self.window, self.rope_theta = num_heads, head_dim, window, rope_theta
         width = num_heads * head_dim
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden_size, width, bias=False) for _ in range(3))
+        self.q_proj, self.k_proj, self.v_proj = (Linear(hidden_size, width, bias=False) for _ in range(3))
         self.o_proj = ResidualProjection(width, hidden_size, bias=False)
 
     def forward(

@@ -33,8 +33,8 @@ def short_convolution(
 ) -> tuple[Tensor, Tensor]:
     """x [B, T, D], weight [D, W], state [N, W − 1, D] → y like x, and the state after the last token.
 
-    `impl`: "torch", "triton", or "auto" for the kernels where they can run: on CUDA, for more than one token and no more
-    taps than their registers are written for."""
+    `impl`: "torch", "triton", or "auto" for the kernels where they can run: on CUDA, for more than one token and up to
+    four taps."""
     kernels = impl == "triton" or (impl == "auto" and _kernels_can_run(x, weight, state))
     y = _with_kernels(x, weight, state, sequences) if kernels else _with_torch(x, weight, state, sequences)
     return y, _last_inputs(x, weight.shape[1] - 1, state, sequences)

@@ -102,7 +102,10 @@ def backward_kernel(
     for i in range(last - first + 3):
         t = first + i
         here, then = t < tokens, t + 1 < tokens
-        x_following, d_following = row(x, t + 1, x_stride, channels, then, D), row(dy, t + 1, dy_stride, channels, then, D)
+        x_following, d_following = (
+            row(x, t + 1, x_stride, channels, then, D),
+            row(dy, t + 1, dy_stride, channels, then, D),
+        )
         place = tl.load(places + t, mask=here, other=0)
         if place == 0:
             owner = tl.load(owners + t, mask=here, other=0)

@@ -19,7 +19,7 @@ from ..ops.affine import segment
 from ..rules import RULES, Projections, l2_normalize
 from .context import Context
 from .convolution import ShortConvolution
-from .linear import ResidualProjection
+from .linear import Linear, ResidualProjection
 from .norm import GatedRMSNorm, RMSNorm
 from .sequences import DENSE, Sequences
 
@@ -78,10 +78,10 @@ class Mixer(nn.Module):
         self.rows |= {"b": width(self.row.erase, keys), "w": width(self.row.write, values)}
         self.rows |= {"f": width(self.row.decay, decay_rank), "g": gate_inputs}
         self.rows |= {"e": keys if self.row.direction == "token" else 0}
-        self.in_proj = nn.Linear(hidden_size, sum(self.rows.values()), bias=False)
+        self.in_proj = Linear(hidden_size, sum(self.rows.values()), bias=False)
         self.conv = ShortConvolution(2 * keys + values, conv_size)
-        self.f_proj = nn.Linear(decay_rank, keys, bias=False) if self.row.decay == "channel" else None
-        self.g_proj = nn.Linear(gate_rank, values) if gate_inputs and gate_rank else None
+        self.f_proj = Linear(decay_rank, keys, bias=False) if self.row.decay == "channel" else None
+        self.g_proj = Linear(gate_rank, values) if gate_inputs and gate_rank else None
         if self.row.decay != "none":
             self.A_log = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
             self.dt_bias = nn.Parameter(torch.empty(width(self.row.decay, keys), dtype=torch.float32))

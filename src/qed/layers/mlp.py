@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .linear import ResidualProjection
+from .linear import Linear, ResidualProjection
 
 
 class SwiGLU(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int):
         super().__init__()
-        self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=False)  # W_gate above W_up
+        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias=False)  # W_gate above W_up
         self.down_proj = ResidualProjection(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

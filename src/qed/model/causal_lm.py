@@ -21,7 +21,6 @@ from .config import ATTENTION, QEDConfig
 from .generation import can_decode_fast, decoder_of
 from .initialization import initialize
 
-
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 _PRODUCTS |= {getattr(torch.ops.qed, f"erase_write_{form}_saving").default for form in SEQUENCE_OPS}
 

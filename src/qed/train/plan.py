@@ -10,7 +10,6 @@ from ..model.causal_lm import QEDForCausalLM
 from .config import TrainConfig
 from .optimizer import groups
 
-
 KEPT = {"none": 35, "cheap": 18, "full": 1}
 
 

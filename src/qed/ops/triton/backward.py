@@ -17,6 +17,7 @@ import triton.language as tl
 from .tiles import (
     centred,
     chunk_place,
+    halves_enough,
     level_factors,
     load_tile,
     per_token,
@@ -111,7 +112,7 @@ def chunk_gradients(
     PACKED: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """LEVELS = 0: the chunks that can be one block. Otherwise those that need cutting."""
+    """LEVELS = 0: the chunks that can be one block. Otherwise those that need cutting, as in `chunk_terms`."""
     TILES: tl.constexpr = (K + BK - 1) // BK
     tile, chunk_and_head = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     chunk, h = chunk_and_head // H, chunk_and_head % H
@@ -122,6 +123,30 @@ def chunk_gradients(
     block = chunk_and_head.to(tl.int64)
     if whole_enough(gamma + block * K, K, ALL_K) != (LEVELS == 0):
         return
+    if LEVELS == 0:
+        gradients_of_chunk(
+            q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg, all_tokens, place, block, length, tile, scale,
+            H, K, V, G_WIDTH, C, SUB, 0, LEAST, BK, BV, PRECISION, CENTRED,
+        )  # fmt: skip
+    elif halves_enough(g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C):
+        gradients_of_chunk(
+            q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg, all_tokens, place, block, length, tile, scale,
+            H, K, V, G_WIDTH, C, C // 2, 1, LEAST, BK, BV, PRECISION, CENTRED,
+        )  # fmt: skip
+    else:
+        gradients_of_chunk(
+            q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg, all_tokens, place, block, length, tile, scale,
+            H, K, V, G_WIDTH, C, SUB, LEVELS, LEAST, BK, BV, PRECISION, CENTRED,
+        )  # fmt: skip
+
+
+@triton.jit
+def gradients_of_chunk(
+    q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg, all_tokens, place, block, length, tile, scale,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr,
+    LEVELS: tl.constexpr, LEAST: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PRECISION: tl.constexpr, CENTRED: tl.constexpr,
+):  # fmt: skip
     rows, keys = tl.arange(0, C), tile * BK + tl.arange(0, BK)
     i, j = rows[:, None], rows[None, :]
     dtype = q.dtype.element_ty

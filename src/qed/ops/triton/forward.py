@@ -16,6 +16,7 @@ import triton.language as tl
 from .tiles import (
     centred,
     chunk_place,
+    halves_enough,
     inverse,
     level_factors,
     load_tile,
@@ -36,16 +37,39 @@ def chunk_terms(
     C: tl.constexpr, LOG_C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """LEVELS = 0: any chunk as one block. Otherwise only those that need cutting, over what was found for them so."""
+    """LEVELS = 0: any chunk as one block. Otherwise only those that need cutting, over what was found for them so: into
+    halves if that will do, else into sub-blocks of SUB."""
     chunk, h = tl.program_id(0) // H, tl.program_id(0) % H
     start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
     if length <= 0:
         return
     place = start * H + h  # in tokens × heads
     block = chunk.to(tl.int64) * H + h
-    if LEVELS > 0:  # noqa: SIM102 (a constant: what is inside is compiled or not)
-        if whole_enough(gamma + block * K, K, ALL_K):
-            return
+    if LEVELS == 0:
+        terms_of_chunk(
+            q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
+            H, K, G_WIDTH, C, LOG_C, SUB, 0, LEAST, BK, PRECISION, CENTRED,
+        )  # fmt: skip
+    elif not whole_enough(gamma + block * K, K, ALL_K):
+        if halves_enough(g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C):
+            terms_of_chunk(
+                q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
+                H, K, G_WIDTH, C, LOG_C, C // 2, 1, LEAST, BK, PRECISION, CENTRED,
+            )  # fmt: skip
+        else:
+            terms_of_chunk(
+                q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
+                H, K, G_WIDTH, C, LOG_C, SUB, LEVELS, LEAST, BK, PRECISION, CENTRED,
+            )  # fmt: skip
+
+
+@triton.jit
+def terms_of_chunk(
+    q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
+    H: tl.constexpr, K: tl.constexpr, G_WIDTH: tl.constexpr, C: tl.constexpr, LOG_C: tl.constexpr,
+    SUB: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
+):  # fmt: skip
     rows = tl.arange(0, C)
     i, j = rows[:, None], rows[None, :]
     dtype = q.dtype.element_ty
@@ -167,4 +191,4 @@ def segment_starts(
         store_tile(starts + at * K * V, keys, columns, V, K, V, S)
         M = load_tile(maps + (2 * at + REVERSE) * K * K, keys, keys, K, K, K)
         N_ = load_tile(N + at * K * V, keys, columns, V, K, V)
-        S = tl.dot(M, S, acc=N_, input_precision=PRECISION)
+        S = tl.dot(M.to(tl.float32), S, acc=N_, input_precision=PRECISION)

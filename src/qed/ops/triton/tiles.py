@@ -6,15 +6,16 @@ channels has to be a matrix product, so the exponential must fall apart into a f
 - A chunk is one block, or several sub-blocks of SUB tokens. Pairs in one block are taken about its centre, half way
   down its decay: exp(G_i − c) · exp(c − G_j). One of the two may be large, by no more than exp(±40) if a block's whole
   decay is no less than exp(−80); any pair's product then stays finite.
-- Where a chunk decays further, it is cut: SUB is such that no sub-block can pass exp(−80), because no g counts below
-  −80 / SUB. For float32, SUB = 4: exp(−20) = 2e-9 is below its rounding of whatever it multiplies. For 16-bit numbers,
-  SUB = 8: exp(−10) = 5e-5 is below theirs.
+- Where a chunk decays further, it is cut: into halves, if neither passes exp(−80). Where one does, SUB is such that no
+  sub-block can, because no g counts below −80 / SUB. For float32, SUB = 4: exp(−20) = 2e-9 is below its rounding of
+  whatever it multiplies. For 16-bit numbers, SUB = 8: exp(−10) = 5e-5 is below theirs.
 - Between sub-blocks, as in `decay.py`, blocks of them are halved again and again: where i lies in the second half and
   j in the first, both factors are decays, from the middle and to it. A token's own factor, from its centre, is the
   same at every level; a level only adds one for every sub-block.
 
-Few chunks are cut: gates near one keep most of them whole. So each kernel with pairs is launched twice, for all chunks
-as one block (SUB = C) and, with what it stores replaced, for the chunks that need cutting, which γ_C tells.
+Most chunks are whole (when a model starts to learn, a fifth are halved and none is cut further). So each kernel with
+pairs is launched twice, for all chunks as one block (SUB = C) and, with what it stores replaced, for the chunks that
+need cutting, which γ_C tells.
 
 Products are of the whole chunk with itself, masked to the pairs they are for: every operand is a full tile. Exponents
 are powers of two (g times log₂e). g = −inf is a clamped g like others, and −inf − (−inf) never arises.
@@ -108,6 +109,17 @@ def whole_enough(gamma, K: tl.constexpr, BK: tl.constexpr):
     """Whether a chunk can be one block: by the decay of each channel over it."""
     columns = tl.arange(0, BK)
     return tl.min(tl.load(gamma + columns, mask=columns < K, other=1.0)) >= LEAST_GAMMA
+
+
+@triton.jit
+def halves_enough(
+    g, place, length, H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr, LEAST: tl.constexpr,
+    C: tl.constexpr,
+):  # fmt: skip
+    """Whether a chunk's halves can each be one block."""
+    each = step_decays(g, place, tl.arange(0, C), tl.arange(0, BK), length, H, K, WIDTH, LEAST)
+    halves = tl.sum(tl.reshape(each, (2, C // 2, BK)), 1)
+    return tl.min(halves) >= -80.0 * LOG2_E
 
 
 @triton.jit
