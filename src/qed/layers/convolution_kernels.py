@@ -34,7 +34,7 @@ def tap_weight(weight, channels, s: tl.constexpr, D: tl.constexpr, W: tl.constex
 def row(x, t, stride, channels, there, D: tl.constexpr):
     """x_t [BD], zeros if it is not there."""
     inside = channels < tl.where(there, D, 0)
-    return tl.load(x + t.to(tl.int64) * stride + channels, mask=inside, other=0.0).to(tl.float32)
+    return tl.load(x + t.to(tl.int64) * stride + channels, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -43,9 +43,10 @@ def earlier(
     D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
 ):  # fmt: skip
     """Input s before token t, or what its sequence's state has for it."""
-    found = row(x, t - s, stride, channels, place >= s, D)
+    found = row(x, t - s, stride, channels, place >= s, D).to(tl.float32)
     if HAS_STATE and s < W:
-        found += row(state, owner.to(tl.int64) * (W - 1) + (W - 1 - s + place), D, channels, place < s, D)
+        where = owner.to(tl.int64) * (W - 1) + (W - 1 - s + place)
+        found += row(state, where, D, channels, place < s, D).to(tl.float32)
     return found
 
 
@@ -63,10 +64,13 @@ def forward_kernel(
     x1 = earlier(x, x_stride, state, first, place, owner, channels, 1, D, W, HAS_STATE)
     x2 = earlier(x, x_stride, state, first, place, owner, channels, 2, D, W, HAS_STATE)
     x3 = earlier(x, x_stride, state, first, place, owner, channels, 3, D, W, HAS_STATE)
-    x0 = row(x, first, x_stride, channels, first < tokens, D)
+    next0 = row(x, first, x_stride, channels, first < last, D)
+    next1 = row(x, first + 1, x_stride, channels, first + 1 < last, D)
+    next2 = row(x, first + 2, x_stride, channels, first + 2 < last, D)
     for i in range(last - first):
         t = first + i
-        following = row(x, t + 1, x_stride, channels, t + 1 < last, D)  # on its way while this token is worked on
+        x0, next0, next1 = next0.to(tl.float32), next1, next2
+        next2 = row(x, t + 3, x_stride, channels, t + 3 < last, D)  # on its way while three tokens are worked on
         place = tl.load(places + t)
         if place == 0:
             owner = tl.load(owners + t)
@@ -75,7 +79,7 @@ def forward_kernel(
             x3 = earlier(x, x_stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
         z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
         tl.store(y + t.to(tl.int64) * D + channels, (z * tl.sigmoid(z)).to(y.dtype.element_ty), mask=channels < D)
-        x3, x2, x1, x0 = x2, x1, x0, following
+        x3, x2, x1 = x2, x1, x0
 
 
 @triton.jit
@@ -95,17 +99,20 @@ def backward_kernel(
     x1 = earlier(x, x_stride, state, first, place, owner, channels, 1, D, W, HAS_STATE)
     x2 = earlier(x, x_stride, state, first, place, owner, channels, 2, D, W, HAS_STATE)
     x3 = earlier(x, x_stride, state, first, place, owner, channels, 3, D, W, HAS_STATE)
-    x0, d = row(x, first, x_stride, channels, first < tokens, D), row(dy, first, dy_stride, channels, first < tokens, D)
+    x_next0 = row(x, first, x_stride, channels, first < tokens, D)
+    d_next0 = row(dy, first, dy_stride, channels, first < tokens, D)
+    x_next1 = row(x, first + 1, x_stride, channels, first + 1 < tokens, D)
+    d_next1 = row(dy, first + 1, dy_stride, channels, first + 1 < tokens, D)
     nothing = tl.zeros((BD,), tl.float32)
     d1, d2, d3 = nothing, nothing, nothing  # of the inputs one, two and three tokens ago, as far as it has come
     dw0, dw1, dw2, dw3 = nothing, nothing, nothing, nothing
     for i in range(last - first + 3):
         t = first + i
-        here, then = t < tokens, t + 1 < tokens
-        x_following, d_following = (
-            row(x, t + 1, x_stride, channels, then, D),
-            row(dy, t + 1, dy_stride, channels, then, D),
-        )
+        here, then = t < tokens, t + 2 < tokens
+        x0, d = x_next0.to(tl.float32), d_next0.to(tl.float32)
+        x_next0, d_next0 = x_next1, d_next1
+        x_next1 = row(x, t + 2, x_stride, channels, then, D)
+        d_next1 = row(dy, t + 2, dy_stride, channels, then, D)
         place = tl.load(places + t, mask=here, other=0)
         if place == 0:
             owner = tl.load(owners + t, mask=here, other=0)
@@ -130,7 +137,7 @@ def backward_kernel(
         dw2 += mine * x2
         dw3 += mine * x3
         d3, d2, d1 = d2, d1, w0 * dz
-        x3, x2, x1, x0, d = x2, x1, x0, x_following, d_following
+        x3, x2, x1 = x2, x1, x0
     to = d_weight + tl.program_id(0).to(tl.int64) * D * W + channels * W + (W - 1)
     tl.store(to, dw0, mask=inside)
     if W > 1:

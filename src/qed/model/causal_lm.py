@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class QEDBlock(nn.Module):
 
     def forward(self, x: Tensor, state: Any, sequences: Sequences, **options: Any) -> tuple[Tensor, Any]:
         if self.recomputes and self.training and torch.is_grad_enabled():
-            return checkpoint(  # type: ignore[no-any-return]
+            return checkpoint(
                 *(self._forward, x, state, sequences),
                 **options,
                 use_reentrant=False,
@@ -294,7 +295,10 @@ def causal_loss(logits: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None
 def recompute_cheap(model: QEDForCausalLM) -> None:
     """Keep products for the backward, of matrices and of the recurrence, and make again what is cheap: norms, gates,
     the convolution. About half the memory for a few per cent of a step's time where blocks are compiled."""
+    # torch warns of operations in place inside what is made again: there are none.
+    logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in str(record.msg))
     for block in model.model.layers:
+        assert isinstance(block, QEDBlock)
         block.recomputes = True
 
 

@@ -191,4 +191,4 @@ def segment_starts(
         store_tile(starts + at * K * V, keys, columns, V, K, V, S)
         M = load_tile(maps + (2 * at + REVERSE) * K * K, keys, keys, K, K, K)
         N_ = load_tile(N + at * K * V, keys, columns, V, K, V)
-        S = tl.dot(M.to(tl.float32), S, acc=N_, input_precision=PRECISION)
+        S = tl.dot(M, S, acc=N_, input_precision=PRECISION)

@@ -173,7 +173,7 @@ def _segment_starts(
 ) -> tuple[Tensor, Tensor]:
     """M and Mᵀ of every segment's S → M S + N, and the state every segment starts from."""
     N = _states_like(terms[0], u, segments)
-    maps = terms[0].new_empty(*N.shape[:2], 2, shapes.K, shapes.K)
+    maps = N.new_empty(*N.shape[:2], 2, shapes.K, shapes.K)
     M_starts = power_of_two(shapes.V)
     tiles = (M_starts + power_of_two(shapes.K)) // shapes.setting("segment_maps").BV
     chunk_states[(segments.lanes * tiles,)](
@@ -280,7 +280,8 @@ def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
     chunks, segments = ChunkTable.of(q, cu_seqlens).chunks, Segments.of(q, cu_seqlens)
     K = q.shape[-1]
     shape = (segments.lanes // q.shape[2], q.shape[2], 2, K, K) if segments.each > 1 else (0,)
-    return [*terms_like(q, chunks), *kept_like(q, u, chunks), q.new_empty(shape)]
+    maps = q.new_empty(shape, dtype=torch.float32 if segments.each > 1 else q.dtype)
+    return [*terms_like(q, chunks), *kept_like(q, u, chunks), maps]
 
 
 def terms_like(q: Tensor, chunks: int) -> list[Tensor]:

@@ -127,8 +127,11 @@ def level_factors(centre, upto, level, SUB: tl.constexpr):
     """What a level's rows have decayed from the middle of their block of 2·2^level sub-blocks to their centre, and its
     columns from theirs to the middle. [C, BK] twice, zero where a token is on the other side."""
     sub = tl.arange(0, centre.shape[0])
-    last_before_mid = (sub >> (level + 1) << (level + 1)) + (1 << level) - 1
-    mid = tl.gather(upto, tl.broadcast_to(last_before_mid[:, None], upto.shape), 0)
+    if centre.shape[0] == 2:
+        mid = tl.sum(tl.where(sub[:, None] == 0, upto, 0.0), 0)[None, :]
+    else:
+        last_before_mid = (sub >> (level + 1) << (level + 1)) + (1 << level) - 1
+        mid = tl.gather(upto, tl.broadcast_to(last_before_mid[:, None], upto.shape), 0)
     second = ((sub >> level) % 2 == 1)[:, None]
     row = tl.where(second, tl.exp2(centre - mid), 0.0)
     column = tl.where(second, 0.0, tl.exp2(mid - centre))

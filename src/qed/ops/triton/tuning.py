@@ -120,7 +120,8 @@ def _checked_in(kernel: str, wide: bool, K: int, V: int, lanes: int, shared: int
     if kernel == "segment_maps":
         return Config(BK=K, BV=min(V, 16 if wide else 64), num_warps=4, num_stages=1 if wide else 2)
     if kernel == "segment_starts":
-        return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1 if wide else 2)
+        roomy = shared > 210 and not wide
+        return Config(BK=K, BV=min(V, 16), num_warps=8 if roomy else 4, num_stages=3 if roomy else 1)
     if kernel == "pair_gradients":
         return Config(BK=0, BV=min(V, 32 if wide else 64), num_warps=4, num_stages=1)
     if kernel == "chunk_gradients":  # BV is all of V: the start state is read once
