@@ -44,6 +44,7 @@ class Recorder:
 
     def __init__(self, kernel: Any):
         self.kernel = kernel
+        self.__name__ = kernel.fn.__name__
         self.launches: list[dict[str, Any]] = []
 
     def __getitem__(self, grid: object) -> Any:
@@ -113,7 +114,7 @@ def main() -> None:
     recorders = record(getattr(torch, options.dtype), options.width)
     for recorder, launched in ((x, y) for x in recorders.values() for y in x.launches):
         name = recorder.kernel.fn.__name__ + (
-            ", cut" if launched.get("LEVELS") else ", maps" if launched.get("MAPS") else ""
+            {0: "", 1: ", halved"}.get(launched.get("LEVELS", 0), ", cut") + (", maps" if launched.get("MAPS") else "")
         )
         start = time.perf_counter()
         compiled = recorder.compile(launched, options.arch)

@@ -17,13 +17,13 @@ import triton.language as tl
 from .tiles import (
     centred,
     chunk_place,
-    halves_enough,
     level_factors,
     load_tile,
     per_token,
     segment_place,
     step_decays,
     store_tile,
+    to_be_cut,
     whole_enough,
 )
 
@@ -112,7 +112,7 @@ def chunk_gradients(
     PACKED: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """LEVELS = 0: the chunks that can be one block. Otherwise those that need cutting, as in `chunk_terms`."""
+    """LEVELS = 0: the chunks that can be one block. Otherwise those that are to be cut so."""
     TILES: tl.constexpr = (K + BK - 1) // BK
     tile, chunk_and_head = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     chunk, h = chunk_and_head // H, chunk_and_head % H
@@ -121,32 +121,11 @@ def chunk_gradients(
         return
     place = start * H + h
     block = chunk_and_head.to(tl.int64)
-    if whole_enough(gamma + block * K, K, ALL_K) != (LEVELS == 0):
-        return
     if LEVELS == 0:
-        gradients_of_chunk(
-            q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg, all_tokens, place, block, length, tile, scale,
-            H, K, V, G_WIDTH, C, SUB, 0, LEAST, BK, BV, PRECISION, CENTRED,
-        )  # fmt: skip
-    elif halves_enough(g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C):
-        gradients_of_chunk(
-            q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg, all_tokens, place, block, length, tile, scale,
-            H, K, V, G_WIDTH, C, C // 2, 1, LEAST, BK, BV, PRECISION, CENTRED,
-        )  # fmt: skip
-    else:
-        gradients_of_chunk(
-            q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg, all_tokens, place, block, length, tile, scale,
-            H, K, V, G_WIDTH, C, SUB, LEVELS, LEAST, BK, BV, PRECISION, CENTRED,
-        )  # fmt: skip
-
-
-@triton.jit
-def gradients_of_chunk(
-    q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg, all_tokens, place, block, length, tile, scale,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr,
-    LEVELS: tl.constexpr, LEAST: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    PRECISION: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
+        if not whole_enough(gamma + block * K, K, ALL_K):
+            return
+    elif not to_be_cut(gamma + block * K, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C, LEVELS):
+        return
     rows, keys = tl.arange(0, C), tile * BK + tl.arange(0, BK)
     i, j = rows[:, None], rows[None, :]
     dtype = q.dtype.element_ty
@@ -156,7 +135,7 @@ def gradients_of_chunk(
     k_ = load_tile(k + place * K, rows, keys, H * K, length, K)
     q_ = load_tile(q + place * K, rows, keys, H * K, length, K)
     a_ = load_tile(a + place * K, rows, keys, H * K, length, K)
-    own, centre, upto, whole = centred(each, SUB)
+    own, centre, upto, rest, whole = centred(each, SUB)
     down, up = tl.exp2(own), tl.exp2(-own)
     k_ = (k_ * up).to(CENTRED)
     q_ = (q_ * (down * scale)).to(CENTRED)
@@ -171,7 +150,7 @@ def gradients_of_chunk(
     R_ = load_tile(R + block * C * V, columns, rows, C, V, C)
     d = tl.dot(tl.trans(R_), dS, input_precision=PRECISION)
     d_gamma = tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
-    d *= per_token(tl.exp2(whole[None, :] - centre), SUB)
+    d *= per_token(tl.exp2(rest), SUB)
     # A key's decay to the chunk's end is one to its last token, less one to the key's own.
     d_whole = d_gamma * tl.exp2(whole) + tl.sum(k_ * d, 0)
     inside_P, inside_A = dP_, dA_

@@ -16,7 +16,6 @@ import triton.language as tl
 from .tiles import (
     centred,
     chunk_place,
-    halves_enough,
     inverse,
     level_factors,
     load_tile,
@@ -24,7 +23,7 @@ from .tiles import (
     segment_place,
     step_decays,
     store_tile,
-    whole_enough,
+    to_be_cut,
 )
 
 
@@ -37,39 +36,16 @@ def chunk_terms(
     C: tl.constexpr, LOG_C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """LEVELS = 0: any chunk as one block. Otherwise only those that need cutting, over what was found for them so: into
-    halves if that will do, else into sub-blocks of SUB."""
+    """LEVELS = 0: any chunk as one block. Otherwise only those that are to be cut so, over what was found for them."""
     chunk, h = tl.program_id(0) // H, tl.program_id(0) % H
     start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
     if length <= 0:
         return
     place = start * H + h  # in tokens × heads
     block = chunk.to(tl.int64) * H + h
-    if LEVELS == 0:
-        terms_of_chunk(
-            q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
-            H, K, G_WIDTH, C, LOG_C, SUB, 0, LEAST, BK, PRECISION, CENTRED,
-        )  # fmt: skip
-    elif not whole_enough(gamma + block * K, K, ALL_K):
-        if halves_enough(g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C):
-            terms_of_chunk(
-                q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
-                H, K, G_WIDTH, C, LOG_C, C // 2, 1, LEAST, BK, PRECISION, CENTRED,
-            )  # fmt: skip
-        else:
-            terms_of_chunk(
-                q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
-                H, K, G_WIDTH, C, LOG_C, SUB, LEVELS, LEAST, BK, PRECISION, CENTRED,
-            )  # fmt: skip
-
-
-@triton.jit
-def terms_of_chunk(
-    q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
-    H: tl.constexpr, K: tl.constexpr, G_WIDTH: tl.constexpr, C: tl.constexpr, LOG_C: tl.constexpr,
-    SUB: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr,
-    BK: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
+    if LEVELS > 0:  # noqa: SIM102 (a constant: what is inside is compiled or not)
+        if not to_be_cut(gamma + block * K, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C, LEVELS):
+            return
     rows = tl.arange(0, C)
     i, j = rows[:, None], rows[None, :]
     dtype = q.dtype.element_ty
@@ -83,13 +59,13 @@ def terms_of_chunk(
         k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
         a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
         q_ = load_tile(q + place * K, rows, columns, H * K, length, K)
-        own, centre, upto, whole = centred(each, SUB)
+        own, centre, upto, rest, whole = centred(each, SUB)
         tl.store(gamma + block * K + columns, tl.exp2(whole), mask=columns < K)
 
         # Rows and keys about their centres.
         down = tl.exp2(own)
         a_, q_, k_ = a_ * down, q_ * (down * scale), k_ * tl.exp2(-own)
-        before, after = per_token(tl.exp2(centre), SUB), per_token(tl.exp2(whole[None, :] - centre), SUB)
+        before, after = per_token(tl.exp2(centre), SUB), per_token(tl.exp2(rest), SUB)
         store_tile(a_tilde + block * C * K, rows, columns, K, C, K, a_ * before)
         store_tile(q_tilde + block * C * K, rows, columns, K, C, K, q_ * before)
         store_tile(k_bar + block * C * K, rows, columns, K, C, K, k_ * after)

@@ -6,10 +6,12 @@ looked up, and memory is allocated when the kernel that writes it is next.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -74,10 +76,25 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
 
 @lru_cache
 def blockings(kernel: str, shapes: Shapes) -> list[dict[str, Any]]:
-    """For kernels with pairs of tokens: every chunk as one block, then what decays too far for it in sub-blocks."""
+    """For kernels with pairs of tokens: every chunk as one block, then what decays too far, in halves or sub-blocks."""
     common, levels = constants(kernel, shapes), (CHUNK // shapes.sub).bit_length() - 1
-    found = [common | {"SUB": CHUNK, "LEVELS": 0}, common | {"SUB": shapes.sub, "LEVELS": levels}]
-    return found if shapes.G_WIDTH else found[:1]
+    cuts = ((CHUNK, 0), (CHUNK // 2, 1), (shapes.sub, levels))
+    return [common | {"SUB": sub, "LEVELS": n} for sub, n in (cuts if shapes.G_WIDTH else cuts[:1])]
+
+
+_COMPILED: set[tuple[Any, Shapes]] = set()
+
+
+def _each_blocking(kernel: Any, grid: tuple[int], arguments: tuple[Any, ...], shapes: Shapes) -> None:
+    """Launch a kernel with pairs, in every blocking; before the first time, compile them side by side."""
+    ways = blockings(kernel.__name__, shapes)
+    if (kernel, shapes) not in _COMPILED and isinstance(kernel, triton.JITFunction):
+        with ThreadPoolExecutor(len(ways)) as threads, triton.AsyncCompileMode(threads):
+            for blocking in ways:
+                kernel.warmup(*arguments, grid=grid, **blocking)
+    _COMPILED.add((kernel, shapes))
+    for blocking in ways:
+        kernel[grid](*arguments, **blocking)
 
 
 class ChunkTable(NamedTuple):
@@ -142,8 +159,9 @@ def forward(
     initial_state = None if initial_state is None else initial_state.contiguous()
     shapes, table = Shapes.of(q, u, g, cu_seqlens), ChunkTable.of(q, cu_seqlens)
     terms = terms_like(q, table.chunks)
-    for blocking in blockings("chunk_terms", shapes) if table.chunks else ():
-        chunk_terms[(table.chunks * shapes.H,)](q, k, a, g, *terms, *table.by_chunk, scale, **blocking)
+    if table.chunks:
+        arguments = (q, k, a, g, *terms, *table.by_chunk, scale)
+        _each_blocking(chunk_terms, (table.chunks * shapes.H,), arguments, shapes)
 
     segments = Segments.of(q, cu_seqlens)
     o, kept, maps = torch.empty_like(u), kept_like(q, u, table.chunks if save else 0), q.new_empty(0)
@@ -245,12 +263,10 @@ def backward(
     dq, dk, da = (torch.empty_like(x) for x in (q, k, a))
     tiles = -(-shapes.K // shapes.setting("chunk_gradients").BK)
     dg = _decay_gradient(q, g, tiles)
-    for blocking in blockings("chunk_gradients", shapes) if table.chunks else ():
-        chunk_gradients[(table.chunks * shapes.H * tiles,)](
-            *(q, k, a, g, terms[3], do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg),
-            *(q.shape[0] * q.shape[1], *table.by_chunk, scale),
-            **blocking,
-        )
+    if table.chunks:
+        arguments = (q, k, a, g, terms[3], do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg)
+        arguments += (q.shape[0] * q.shape[1], *table.by_chunk, scale)
+        _each_blocking(chunk_gradients, (table.chunks * shapes.H * tiles,), arguments, shapes)
     if g is not None and shapes.G_WIDTH == 1 and shapes.K != 1:
         dg = dg.sum(0).unsqueeze(-1)
     return dq, dk, da, du, dg if g is None else dg.to(g.dtype), d_initial

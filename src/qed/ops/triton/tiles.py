@@ -14,8 +14,8 @@ channels has to be a matrix product, so the exponential must fall apart into a f
   same at every level; a level only adds one for every sub-block.
 
 Most chunks are whole (when a model starts to learn, a fifth are halved and none is cut further). So each kernel with
-pairs is launched twice, for all chunks as one block (SUB = C) and, with what it stores replaced, for the chunks that
-need cutting, which γ_C tells.
+pairs is launched three times, for all chunks as one block (SUB = C) and, with what it stores replaced, for those that
+are halved and those that are cut further. One launch with both would compile, and be wrong (Triton 3.6, Hopper).
 
 Products are of the whole chunk with itself, masked to the pairs they are for: every operand is a full tile. Exponents
 are powers of two (g times log₂e). g = −inf is a clamped g like others, and −inf − (−inf) never arises.
@@ -96,12 +96,14 @@ def step_decays(
 @triton.jit
 def centred(each, SUB: tl.constexpr):
     """G as a part of every token and one of its sub-block's centre, [C, BK] and [C / SUB, BK]; the sub-blocks' running
-    sum up to their end, and the whole chunk's [BK]."""
+    sum up to their end; the sum from a centre to the chunk's end (a difference of large sums would not do); the chunk's
+    [BK]."""
     blocks = tl.reshape(each, (each.shape[0] // SUB, SUB, each.shape[1]))
     total = tl.sum(blocks, 1)
     own = flat(tl.cumsum(blocks, 1) - 0.5 * total[:, None, :])
     upto = tl.cumsum(total, 0)
-    return own, upto - 0.5 * total, upto, tl.sum(total, 0)
+    rest = tl.cumsum(total, 0, reverse=True) - 0.5 * total
+    return own, upto - 0.5 * total, upto, rest, tl.sum(total, 0)
 
 
 @triton.jit
@@ -112,14 +114,17 @@ def whole_enough(gamma, K: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def halves_enough(
-    g, place, length, H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr, LEAST: tl.constexpr,
-    C: tl.constexpr,
+def to_be_cut(
+    gamma, g, place, length, H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr,
+    LEAST: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Whether a chunk's halves can each be one block."""
-    each = step_decays(g, place, tl.arange(0, C), tl.arange(0, BK), length, H, K, WIDTH, LEAST)
-    halves = tl.sum(tl.reshape(each, (2, C // 2, BK)), 1)
-    return tl.min(halves) >= -80.0 * LOG2_E
+    """Whether this is how a chunk is cut: into halves, LEVELS = 1, or further."""
+    if whole_enough(gamma, K, BK):
+        halved = LEVELS != 1
+    else:
+        each = step_decays(g, place, tl.arange(0, C), tl.arange(0, BK), length, H, K, WIDTH, LEAST)
+        halved = tl.min(tl.sum(tl.reshape(each, (2, C // 2, BK)), 1)) >= -80.0 * LOG2_E
+    return halved == (LEVELS == 1)
 
 
 @triton.jit
