@@ -264,8 +264,8 @@ def backward(
     tiles = -(-shapes.K // shapes.setting("chunk_gradients").BK)
     dg = _decay_gradient(q, g, tiles)
     if table.chunks:
-        arguments = (q, k, a, g, terms[3], do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg)
-        arguments += (q.shape[0] * q.shape[1], *table.by_chunk, scale)
+        tensors = (q, k, a, g, terms[3], do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg)
+        arguments = (*tensors, q.shape[0] * q.shape[1], *table.by_chunk, scale)
         _each_blocking(chunk_gradients, (table.chunks * shapes.H * tiles,), arguments, shapes)
     if g is not None and shapes.G_WIDTH == 1 and shapes.K != 1:
         dg = dg.sum(0).unsqueeze(-1)
