@@ -24,7 +24,7 @@ from .model.generation import Decoder, stream
 from .testing import environment, relative_error
 
 LOGITS_BAR = 5e-2  # of bfloat16 after all layers: 2⁻⁸ a rounding, adding up over 48 of them as a random walk does
-PROMPT, NEW = 128, 128
+PROMPT, NEW, NEW_THEIRS = 128, 128, 24
 
 
 def make(config: QEDConfig, device: str, dtype: torch.dtype) -> QEDForCausalLM:
@@ -69,8 +69,8 @@ def gate(config: QEDConfig, device: str, dtype: torch.dtype) -> dict[str, float]
     return found
 
 
-def tokens_per_second(device: str, generate: Callable[[int], object], batch: int) -> float:
-    """Of NEW tokens after a few: a longer call less a shorter one, so that the prompt and set-up do not count."""
+def tokens_per_second(device: str, generate: Callable[[int], object], batch: int, new: int = NEW) -> float:
+    """Of `new` tokens after a few: a longer call less a shorter one, so that the prompt and set-up do not count."""
 
     def seconds(tokens: int) -> float:
         if device.startswith("cuda"):
@@ -82,7 +82,7 @@ def tokens_per_second(device: str, generate: Callable[[int], object], batch: int
         return time.perf_counter() - start
 
     seconds(8)
-    return batch * NEW / (seconds(8 + NEW) - seconds(8))
+    return batch * new / (seconds(8 + new) - seconds(8))
 
 
 @torch.no_grad()
@@ -114,6 +114,15 @@ def measure(
         length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
         return model.generate(prompt, attention_mask=mask, do_sample=False, pad_token_id=0, **length)
 
+    prefill: dict[str, dict[str, float]] = {}
+    for batch, tokens in ((1, 32768), (16, 4096)) if device.startswith("cuda") else ((1, 512),):
+        given = ids(batch, tokens)
+
+        calls = {name: partial(_prefill, model, given) for name, model in models.items()}
+        times = take_turns(device, calls, rounds, console)
+        prefill[f"{batch} x {tokens}"] = {n: batch * tokens / x["median"] * 1e3 for n, x in times.items()}
+        report.add(prefill_tokens_per_second=prefill)
+
     generation: dict[str, dict[str, float]] = {}
     for batch in (1, 64):
         prompt, row = ids(batch, PROMPT), {}
@@ -124,17 +133,10 @@ def measure(
         row["qed, stream"] = tokens_per_second(device, streamed, batch)
         for name, model in models.items():
             if name != "qed compiled":
-                row[f"{name}, model.generate"] = tokens_per_second(device, partial(hf, model, prompt), batch)
-        generation[str(batch)] = row
-        report.add(generation_tokens_per_second=generation)
-    prefill: dict[str, dict[str, float]] = {}
-    for batch, tokens in ((1, 32768), (16, 4096)) if device.startswith("cuda") else ((1, 512),):
-        given = ids(batch, tokens)
-
-        calls = {name: partial(_prefill, model, given) for name, model in models.items()}
-        times = take_turns(device, calls, rounds, console)
-        prefill[f"{batch} x {tokens}"] = {n: batch * tokens / x["median"] * 1e3 for n, x in times.items()}
-        report.add(prefill_tokens_per_second=prefill)
+                new = NEW_THEIRS if name.startswith("fla") else NEW
+                row[f"{name}, model.generate"] = tokens_per_second(device, partial(hf, model, prompt), batch, new)
+            generation[str(batch)] = row
+            report.add(generation_tokens_per_second=generation)
 
     for title, rows in (("generation, tokens/s, by batch", generation), ("prefill, tokens/s", prefill)):
         table = Table("", *next(iter(rows.values())), title=title)

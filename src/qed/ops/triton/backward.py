@@ -109,7 +109,8 @@ def chunk_gradients(
     dq, dk, da, dg,  # out; dg [tokens, H, K], or one sum for every tile of K [tiles, tokens, H] if G_WIDTH is 1
     all_tokens, tokens, offsets, sequence_of, chunk_offsets, scale,
     H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr,
-    PACKED: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr,
+    PACKED: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
+    LEAST: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """LEVELS = 0: the chunks that can be one block. Otherwise those that are to be cut so."""
@@ -124,7 +125,7 @@ def chunk_gradients(
     if LEVELS == 0:
         if not whole_enough(gamma + block * K, K, ALL_K):
             return
-    elif not to_be_cut(gamma + block * K, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C, LEVELS):
+    elif not to_be_cut(gamma + block * K, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C, LEVELS, HALVES):
         return
     rows, keys = tl.arange(0, C), tile * BK + tl.arange(0, BK)
     i, j = rows[:, None], rows[None, :]

@@ -33,7 +33,8 @@ def chunk_terms(
     a_tilde, q_tilde, k_bar, gamma, P, T,  # out: [chunks, H, C, K] three times, [chunks, H, K], [chunks, H, C, C] twice
     tokens, offsets, sequence_of, chunk_offsets, scale,
     H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, G_WIDTH: tl.constexpr, PACKED: tl.constexpr,
-    C: tl.constexpr, LOG_C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr,
+    C: tl.constexpr, LOG_C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
+    LEAST: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """LEVELS = 0: any chunk as one block. Otherwise only those that are to be cut so, over what was found for them."""
@@ -44,7 +45,7 @@ def chunk_terms(
     place = start * H + h  # in tokens × heads
     block = chunk.to(tl.int64) * H + h
     if LEVELS > 0:  # noqa: SIM102 (a constant: what is inside is compiled or not)
-        if not to_be_cut(gamma + block * K, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C, LEVELS):
+        if not to_be_cut(gamma + block * K, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C, LEVELS, HALVES):
             return
     rows = tl.arange(0, C)
     i, j = rows[:, None], rows[None, :]

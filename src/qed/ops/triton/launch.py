@@ -22,6 +22,8 @@ from .step import decode_step
 from .tuning import CHUNK, SLOTS, Config, architecture, config, power_of_two, refuse_known_bad
 
 SHORTEST_SEGMENT = 8  # in chunks
+# Whether chunks are halved before they are cut further. In float16 Triton 3.6 compiles that wrong for narrow heads.
+HALVES = {torch.bfloat16: True, torch.float32: True, torch.float16: False}
 
 
 class Shapes(NamedTuple):
@@ -78,8 +80,11 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
 def blockings(kernel: str, shapes: Shapes) -> list[dict[str, Any]]:
     """For kernels with pairs of tokens: every chunk as one block, then what decays too far, in halves or sub-blocks."""
     common, levels = constants(kernel, shapes), (CHUNK // shapes.sub).bit_length() - 1
-    cuts = ((CHUNK, 0), (CHUNK // 2, 1), (shapes.sub, levels))
-    return [common | {"SUB": sub, "LEVELS": n} for sub, n in (cuts if shapes.G_WIDTH else cuts[:1])]
+    cuts = [(CHUNK, 0), (CHUNK // 2, 1), (shapes.sub, levels)]
+    if not HALVES[shapes.dtype]:
+        del cuts[1]
+    halves = HALVES[shapes.dtype]
+    return [common | {"SUB": sub, "LEVELS": n, "HALVES": halves} for sub, n in (cuts if shapes.G_WIDTH else cuts[:1])]
 
 
 _COMPILED: set[tuple[Any, Shapes]] = set()

@@ -116,15 +116,15 @@ def whole_enough(gamma, K: tl.constexpr, BK: tl.constexpr):
 @triton.jit
 def to_be_cut(
     gamma, g, place, length, H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr,
-    LEAST: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
+    LEAST: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """Whether this is how a chunk is cut: into halves, LEVELS = 1, or further."""
-    if whole_enough(gamma, K, BK):
-        halved = LEVELS != 1
-    else:
+    cut = not whole_enough(gamma, K, BK)
+    if HALVES and cut:
         each = step_decays(g, place, tl.arange(0, C), tl.arange(0, BK), length, H, K, WIDTH, LEAST)
         halved = tl.min(tl.sum(tl.reshape(each, (2, C // 2, BK)), 1)) >= -80.0 * LOG2_E
-    return halved == (LEVELS == 1)
+        cut = halved == (LEVELS == 1)
+    return cut
 
 
 @triton.jit
