@@ -16,6 +16,7 @@ ORDER = [
     "testing",
     "train",
     "recipes",
+    "eval",
     "bench",
     "bench_model",
     "bench_train",

@@ -289,6 +289,87 @@ def generate(
         )
 
 
+@app.command("eval")
+def eval_(
+    checkpoint: Annotated[Path | None, typer.Argument(help="A folder that save_pretrained wrote.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="niah_single_1, _2, _3, niah_multikey_1, fda, swde, squad_completion, mqar or positions."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where results go; the same command again goes on.")] = Path("runs/eval"),
+    lengths: Annotated[str, typer.Option(help="Of needle tasks, in tokens.")] = "1024,2048,4096,8192,16384,32768",
+    samples: Annotated[int, typer.Option(min=1, help="Examples of each task and length.")] = 500,
+    tokenizer: Annotated[str | None, typer.Option(help="A .model or .json file, if not with the checkpoint.")] = None,
+    words: Annotated[Path | None, typer.Option(help="Word lists for keys, instead of the wonderwords package.")] = None,
+    essays: Annotated[Path | None, typer.Option(help="The other tasks' haystack: .json or .txt, also .xz.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="TASK=FILE of JSON lines; positions=FOLDER of `qed prepare`.")
+    ] = None,
+    variant: Annotated[str, typer.Option(help="Of fda, swde and squad_completion: A0, A1 or B.")] = "A1",
+    context: Annotated[int, typer.Option(min=64, help="Tokens of variant B's window.")] = 2048,
+    max_length: Annotated[int | None, typer.Option(min=64, help="Of variant A's prompts with their answer.")] = None,
+    sizing: Annotated[str, typer.Option(help="How haystacks are filled: linear or binary.")] = "linear",
+    seed: Annotated[int, typer.Option(help="Of the examples.")] = 42,
+    bos: Annotated[bool, typer.Option(help="Begin prompts with the tokenizer's <s>, if it has one.")] = True,
+    strength: Annotated[float, typer.Option(help="Factor s on every λ.")] = 1.0,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 64,
+    prompts_only: Annotated[bool, typer.Option("--prompts-only", help="Write the frozen prompts and stop.")] = False,
+    harness: Annotated[str, typer.Option(help="'lm-eval' to run its own tasks of these names instead.")] = "",
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+) -> None:
+    """Evaluate a checkpoint: retrieval, recall, loss by position."""
+    from .eval import niah
+    from .eval.run import TASKS, Options, evaluate, frozen, matching_tokenizer
+
+    console = Console()
+    tasks = [name for item in task or [] for name in item.split(",")]
+    _choice(console, "--harness", harness, ("lm-eval", ""))
+    with _reported(console, ValueError, OSError, ImportError):
+        if not tasks:
+            raise ValueError(f"--task: expected one or more of {', '.join(TASKS)}, got none")
+        if not harness:
+            for name in tasks:
+                _choice(console, "--task", name, TASKS)
+        pairs = dict(item.partition("=")[::2] for item in data or [])
+        options = Options(
+            lengths=_numbers("--lengths", lengths),
+            samples=samples,
+            seed=seed,
+            sizing=sizing,
+            words=words,
+            essays=essays,
+            data={name: Path(path) for name, path in pairs.items()},
+            variant=variant,
+            context=context,
+            max_length=max_length,
+            bos=bos,
+            batch=batch,
+            strength=strength,
+        )
+        if prompts_only:
+            encoder = matching_tokenizer(checkpoint, tokenizer)
+            for name in tasks:
+                _choice(console, "--task", name, niah.TASKS)
+                for length in options.lengths:
+                    console.print(str(frozen(name, length, options, encoder, out, console)), markup=False)
+            return
+        if checkpoint is None:
+            raise ValueError("CHECKPOINT: expected a folder that save_pretrained wrote, got none")
+        if harness:
+            from .eval.harness import run
+
+            run(checkpoint, tasks, options, out=out, device=_device(device), console=console)
+            return
+        evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=_device(device), console=console)
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(x) for x in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name}: expected whole numbers parted by commas, got {text!r}") from None
+
+
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(help="A safetensors file with one layer or a whole model.")],

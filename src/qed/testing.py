@@ -4,8 +4,10 @@ budgets taken from a lower precision's own error instead of from taste."""
 from __future__ import annotations
 
 import platform
+import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -159,6 +161,17 @@ def environment(device: str) -> dict[str, str]:
         name = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
     packages = ("qed-attention", "torch", "triton", "transformers", "fla-core")
     return {"python": platform.python_version(), "device": name} | {x: installed(x) for x in packages}
+
+
+def git_state() -> str:
+    """The commit, and whether files differ from it; empty outside a repository."""
+
+    def ask(*words: str) -> str:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    commit = ask("rev-parse", "HEAD")
+    return commit + (" changed" if commit and ask("status", "--porcelain") else "")
 
 
 def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

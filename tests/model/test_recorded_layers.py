@@ -1,5 +1,5 @@
-"""flash-linear-attention 0.6.0's own layers, recorded: `fla_layers.safetensors` has weights, inputs x and outputs y that
-its classes gave for them on an H200 in float32 (heads of 32; random weights)."""
+"""flash-linear-attention 0.6.0's own layers, recorded: `fla_layers.safetensors` has weights, inputs x and the outputs y
+that its classes gave for them on an H200 in float32 (heads of 32; random weights)."""
 
 from pathlib import Path
 

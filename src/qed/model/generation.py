@@ -183,13 +183,27 @@ def stream(
     attention_mask: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Generate; yields tokens [B, n] as they come, `max_new_tokens` in all: where to stop is the caller's business."""
-    sampling = sampling or Sampling()
     found = model(input_ids, attention_mask=attention_mask, use_cache=True, logits_to_keep=1)
-    decoder = decoder_of(model, input_ids.shape[0])
-    decoder.start(found.past_key_values)
-    decoder.tokens.copy_(sampling.choose(found.logits[:, -1])[:, None])
-    yield decoder.tokens.clone()
+    logits, cache, sampling = found.logits[:, -1], found.past_key_values, sampling or Sampling()
+    yield from continued(model, logits, cache, max_new_tokens=max_new_tokens, sampling=sampling)
+
+
+@torch.no_grad()
+def continued(
+    model: QEDForCausalLM, logits: Tensor, cache: QEDCache, *, max_new_tokens: int, sampling: Sampling
+) -> Iterator[Tensor]:
+    """As `stream`, from the last token's logits [B, vocabulary] and where the model is."""
+    tokens = sampling.choose(logits)[:, None]
+    yield tokens.clone()
     left = max_new_tokens - 1
+    if not can_decode_fast(model):
+        for _ in range(left):
+            tokens = sampling.choose(model(tokens, past_key_values=cache, use_cache=True).logits[:, -1])[:, None]
+            yield tokens
+        return
+    decoder = decoder_of(model, tokens.shape[0])
+    decoder.start(cache)
+    decoder.tokens.copy_(tokens)
     while left > 0:
         part = []
         for _ in range(min(left, STRIDE)):

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from .causal_lm import QEDForCausalLM
-from .generation import Sampling, can_decode_fast, stream
+from .generation import Sampling, stream
 
 
 def write(
@@ -38,8 +38,6 @@ def write(
     model = QEDForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
     model = model.to(device).eval()
     model.set_strength_scale(strength)
-    if not can_decode_fast(model):
-        raise ValueError(f"{checkpoint}: has softmax layers, which this command does not decode; use model.generate")
     ids = encoder(prompt, return_tensors="pt").input_ids.to(device)
     if ids.shape[1] == 0:
         raise ValueError("PROMPT: expected at least one token, got none")

@@ -11,7 +11,6 @@ import json
 import math
 import platform
 import signal
-import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..data import Loader, TokenShards
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
-from ..testing import environment
+from ..testing import environment, git_state
 from . import checkpoints, optimizer
 from .config import FREE, TrainConfig
 from .metrics import MetricsFile, TensorBoard, strengths, utilisation
@@ -91,7 +90,7 @@ class Trainer:
         if not self.parallel.first:
             return
         part = file.with_suffix(".part")
-        about = {"environment": environment(self.device), "platform": platform.platform(), "git": _git()}
+        about = {"environment": environment(self.device), "platform": platform.platform(), "git": git_state()}
         part.write_text(json.dumps({"config": json.loads(self.config.to_json())} | about, indent=2) + "\n")
         part.replace(file)
 
@@ -285,14 +284,3 @@ def train(config: TrainConfig, out: Path, *, device: str, console: Console) -> i
             signal.signal(number, handler)
         trainer.parallel.close()
     return STOPPED if trainer.stopping and trainer.step < config.steps else 0
-
-
-def _git() -> str:
-    """The commit, and whether files differ from it; empty outside a repository."""
-
-    def ask(*words: str) -> str:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    commit = ask("rev-parse", "HEAD")
-    return commit + (" changed" if commit and ask("status", "--porcelain") else "")

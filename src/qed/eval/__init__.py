@@ -1,0 +1,1 @@
+"""Evaluation: frozen examples, batched greedy answers, scores, and where each figure comes from."""

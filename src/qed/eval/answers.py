@@ -1,0 +1,61 @@
+"""What a model says after a prompt: greedy, many prompts at a time, any length in bounded memory.
+
+Prompts of a batch are padded on the left, which is inert (`Sequences`), and read piece by piece: a recurrent state has
+the same size after 32 or 32,768 tokens. Then all go on token by token on the fast path.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..model.cache import QEDCache
+from ..model.causal_lm import QEDForCausalLM
+from ..model.generation import Sampling, continued
+
+PIECE_TOKENS = 65_536  # that are in the model at once while prompts are read
+
+
+@torch.no_grad()
+def read(model: QEDForCausalLM, prompts: list[list[int]]) -> tuple[torch.Tensor, QEDCache]:
+    """The last logits [B, vocabulary] after each prompt, and where the model is."""
+    if not all(prompts):
+        raise ValueError("a prompt: expected at least one token, got none")
+    device = model.lm_head.weight.device
+    width = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    there = torch.zeros(len(prompts), width, dtype=torch.long)
+    for row, tokens in enumerate(prompts):
+        ids[row, width - len(tokens) :] = torch.tensor(tokens)
+        there[row, width - len(tokens) :] = 1
+    piece = max(64, PIECE_TOKENS // len(prompts))
+    cache = QEDCache()
+    for start in range(0, width, piece):
+        part, mask = (x[:, start : start + piece] for x in (ids, there))
+        logits = model(
+            part.to(device),
+            attention_mask=None if bool(mask.all()) else mask.to(device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+    return logits[:, -1], cache
+
+
+@torch.no_grad()
+def answers(
+    model: QEDForCausalLM, prompts: list[list[int]], *, new_tokens: int, ends: set[int], batch: int
+) -> list[list[int]]:
+    """New tokens after every prompt, up to one of `ends` or `new_tokens` of them. One batch of at most `batch` prompts;
+    on a GPU it is filled up, since decoding is captured for a number of rows."""
+    count = len(prompts)
+    if model.lm_head.weight.is_cuda:
+        prompts = prompts + [prompts[-1]] * (batch - count)
+    logits, cache = read(model, prompts)
+    parts, found = [], torch.zeros(count, dtype=torch.bool)
+    for part in continued(model, logits, cache, max_new_tokens=new_tokens, sampling=Sampling()):
+        parts.append(part[:count].cpu())
+        found |= torch.isin(parts[-1], torch.tensor(sorted(ends))).any(1)
+        if bool(found.all()):
+            break
+    rows = torch.cat(parts, 1).tolist()
+    return [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in rows]

@@ -1,0 +1,135 @@
+"""The lm-eval harness on our checkpoints: its own tasks, its own scoring, data from files.
+
+The model is its "qed", an `HFLM` that knows our tokenizer files and by default cuts no prompt. RULER's tasks make their
+prompts themselves; where they or others would load a data set from a hub, files of --data and --essays are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..data import tokenization
+from ..data.shards import write_json
+from ..model.causal_lm import QEDForCausalLM
+from ..testing import environment, git_state
+from . import niah, recall
+from .records import digest, lines, text_digest, write_lines
+
+if TYPE_CHECKING:
+    from .run import Options
+
+LONGEST = 33_024  # 32K, and room for the answer
+ESSAYS = "baber/paul_graham_essays"
+
+
+def as_transformers(tokenizer: Any) -> Any:
+    """With names for the tokens a document begins and ends with, which tokenizer.json does not say."""
+    from transformers import PreTrainedTokenizerFast
+
+    begin, end = tokenization.ends(tokenizer)
+    special = {"eos_token": tokenizer.id_to_token(end), "pad_token": tokenizer.id_to_token(end)}
+    if begin is not None:
+        special["bos_token"] = tokenizer.id_to_token(begin)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+@lru_cache
+def harness_model() -> Any:
+    """The class, registered under "qed"."""
+    try:
+        from lm_eval.api.registry import register_model
+        from lm_eval.models.huggingface import HFLM
+    except ImportError as error:
+        raise ImportError("--harness: lm-eval is not installed; pip install 'qed-attention[eval]'") from error
+
+    class QEDLM(HFLM):  # type: ignore[misc]
+        def __init__(self, pretrained: str, strength: float = 1.0, device: str = "cpu", **options: Any):
+            dtype = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
+            model = QEDForCausalLM.from_pretrained(pretrained, dtype=dtype).to(device).eval()
+            model.set_strength_scale(float(strength))
+            tokenizer = as_transformers(tokenization.load(str(Path(pretrained) / "tokenizer.json")))
+            super().__init__(pretrained=model, tokenizer=tokenizer, **({"max_length": LONGEST} | options))
+
+    return register_model("qed")(QEDLM)
+
+
+@contextmanager
+def data_from_files(options: Options) -> Iterator[None]:
+    """In place of the hub's data sets, the files that are given."""
+    import datasets
+    from lm_eval.tasks.ruler import prepare_niah
+
+    whole, sentences = datasets.load_dataset, prepare_niah.sent_tokenize
+
+    def load(path: str, *args: Any, **named: Any) -> Any:
+        for task, name in recall.DATASETS.items():
+            if path == name and task in options.data:
+                found = datasets.Dataset.from_list(list(lines(options.data[task])))
+                return datasets.DatasetDict({"validation": found})
+        if path == ESSAYS and options.essays is not None:
+            return datasets.Dataset.from_list([{"text": niah.essays(options.essays)}])
+        return whole(path, *args, **named)
+
+    split, _ = niah.splitter()
+    datasets.load_dataset = load
+    if split is None:
+        prepare_niah.sent_tokenize = niah.Haystack().split
+    try:
+        yield
+    finally:
+        datasets.load_dataset, prepare_niah.sent_tokenize = whole, sentences
+
+
+def run(
+    checkpoint: Path, tasks: list[str], options: Options, *, out: Path, device: str, console: Console
+) -> dict[str, Any]:
+    """lm-eval's results, and its samples beside them."""
+    language_model = harness_model()(str(checkpoint), options.strength, device, batch_size=options.batch)
+    from lm_eval import simple_evaluate
+
+    folder = out / "harness-tokenizer"
+    language_model.tokenizer.save_pretrained(folder)
+    with data_from_files(options):
+        found = simple_evaluate(
+            model=language_model,
+            tasks=list(tasks),
+            limit=options.samples,
+            log_samples=True,
+            bootstrap_iters=0,
+            metadata={"tokenizer": str(folder), "max_seq_lengths": list(options.lengths)},
+        )
+    for task, samples in found["samples"].items():
+        rows = [
+            {
+                "index": sample["doc_id"],
+                "prompt": sample["arguments"][0][0],
+                "prompt_sha256": text_digest(sample["arguments"][0][0]),
+                "prediction": sample["resps"][0][0],
+                "gold": sample["target"],
+                "metrics": {name: sample[name] for name in sample["metrics"]},
+            }
+            for sample in samples
+        ]
+        write_lines(out / f"lm-eval-{task}.jsonl", rows)
+    results = json.loads(json.dumps(found["results"], default=str))
+    about = {"harness": "lm-eval", "tasks": list(tasks), "lengths": list(options.lengths), "limit": options.samples}
+    provenance = {"environment": environment(device), "git": git_state(), "folder": str(checkpoint)}
+    write_json(
+        out / f"lm-eval-{digest(about)[:12]}.json", {"about": about, "provenance": provenance, "result": results}
+    )
+    table = Table("task", "metric", "value", title=f"lm-eval, {checkpoint}")
+    for task, metrics in results.items():
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and value != -1:
+                table.add_row(task, name, f"{value:.4f}")
+    console.print(table)
+    return dict(results)

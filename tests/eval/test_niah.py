@@ -1,0 +1,145 @@
+"""Needles: the protocol's draws, keys and sizes."""
+
+import hashlib
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qed.eval import keys, niah
+from qed.eval.niah import TASKS, Haystack, Task, correct, draw, generate
+
+ESSAY = Haystack(text="It rained. The road was long and nobody spoke! Why? " * 400)
+SOME = keys.Keys(["red", "old"], ["fox", "owl", "cat"])
+MANY = keys.Keys([f"a{i}" for i in range(1000)], [f"n{i}" for i in range(1000)])
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text("ab- ", min_size=1, max_size=4), min_size=1, max_size=8, unique=True), st.data())
+def test_keys_are_the_sorted_list(adjectives: list[str], data: st.DataObject) -> None:
+    nouns = data.draw(st.lists(st.text("ab- ", min_size=1, max_size=3), min_size=1, max_size=6))
+    truth = sorted({f"{a}-{n}" for a, n in product(adjectives, nouns)})
+    found = keys.Keys(adjectives, nouns)
+    assert list(found) == truth
+    assert [found[i] for i in range(len(found))] == truth
+
+
+def test_wonderwords_keys() -> None:
+    pytest.importorskip("wonderwords")
+    found, all_keys = hashlib.sha256(), keys.load(None)
+    assert len(all_keys) == 6_171_620
+    for i, key in enumerate(all_keys):
+        found.update((f"\n{key}" if i else key).encode())
+    assert found.hexdigest().startswith("e5e6a09e")
+
+
+@pytest.mark.parametrize(
+    ("seed", "key", "number", "number_depth", "uuid", "uuid_depth"),
+    [
+        (42, "tenuous-thirst", "2867825", 3, "46685257-bdd6-40fb-8667-1ad11c80317f", 38),
+        (0, "luxuriant-legitimacy", "8056020", 5, "0a5d2f34-6baa-4455-a3e7-0682c2094cac", 41),
+    ],
+)
+def test_first_draws(seed: int, key: str, number: str, number_depth: int, uuid: str, uuid_depth: int) -> None:
+    """Published vectors of RULER's generator with wonderwords 3.0.1."""
+    pytest.importorskip("wonderwords")
+    all_keys = keys.load(None)
+    for kind, value, depth in (("numbers", number, number_depth), ("uuids", uuid, uuid_depth)):
+        prompt, answer, found = draw(Task(haystack="essay", kind=kind), 200, all_keys, ESSAY, Random(seed))
+        assert (answer, found) == (value, depth)
+        assert f"One of the special magic {kind} for {key} is: {value}." in prompt
+    prompt, answer, found = draw(TASKS["niah_single_1"], 5, all_keys, ESSAY, Random(42))
+    if seed == 42:
+        assert (answer, found) == (number, 0)
+
+
+def test_depths() -> None:
+    assert niah.DEPTHS == np.round(np.linspace(0, 100, 40)).astype(int).tolist()
+
+
+def test_the_prompt_to_the_letter() -> None:
+    prompt, answer, depth = draw(TASKS["niah_single_1"], 3, SOME, ESSAY, Random(1))
+    key = prompt.split(" for ")[1].split(" ")[0]
+    lines = [niah.NOISE] * 3
+    lines.insert(round(depth / 100 * 3), f"One of the special magic numbers for {key} is: {answer}.")
+    assert prompt == (
+        "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about "
+        "the number afterwards.\n" + "\n".join(lines) + f"\nWhat is the special magic number for {key} mentioned in "
+        f"the provided text? The special magic number for {key} mentioned in the provided text is"
+    )
+
+
+def test_essays_keep_their_sentences_and_get_the_needle_at_its_depth() -> None:
+    for seed in range(20):
+        prompt, answer, depth = draw(TASKS["niah_single_3"], 300, SOME, ESSAY, Random(seed))
+        context = prompt.split("\n")[1]
+        before, after = context.split(f"{answer}.")[0], context.split(f"{answer}.")[1]
+        sentences = ESSAY.sentences(300)
+        place = int(len(sentences) * depth / 100)
+        assert before.startswith(" ".join(sentences[:place]))
+        assert after.strip() == " ".join(sentences[place:])
+
+
+def test_several_keys_one_asked() -> None:
+    for seed in range(20):
+        prompt, answer, _ = draw(TASKS["niah_multikey_1"], 300, MANY, ESSAY, Random(seed))
+        needles = dict(x.split(" is: ") for x in prompt.split("One of the special magic numbers for ")[1:])
+        assert len(needles) == 4
+        asked = prompt.rsplit(" for ", 1)[1].split(" ")[0]
+        assert needles[asked].startswith(answer)
+
+
+@pytest.mark.parametrize("sizing", niah.SIZINGS)
+@pytest.mark.parametrize("task", TASKS)
+def test_prompts_fit_and_are_counted(task: str, sizing: str) -> None:
+    options = {"samples": 30, "keys": MANY, "haystack": ESSAY, "count": words}
+    made = list(generate(TASKS[task], 1024, sizing=sizing, **options))
+    assert len(made) == 30
+    for sample in made:
+        assert sample.tokens == words(sample.prompt) <= 1024 - niah.NEW_TOKENS
+        assert sample.answer in sample.prompt
+        assert 0 <= sample.depth <= 100
+
+
+def test_linear_stops_a_step_below_and_binary_at_the_brim() -> None:
+    """Of noise, a line is 18 words and a prompt 50 without any: 846 of 896 are 47 lines."""
+    task = TASKS["niah_single_1"]
+    options = {"samples": 5, "keys": SOME, "haystack": ESSAY, "count": words}
+    lines = {s: next(iter(generate(task, 1024, sizing=s, **options))).prompt.count(niah.NOISE) for s in niah.SIZINGS}
+    without = words(draw(task, 0, SOME, ESSAY, Random(0))[0])
+    most = (1024 - niah.NEW_TOKENS - without) // words(niah.NOISE)
+    assert lines == {"linear": most // 5 * 5, "binary": most}
+
+
+def test_the_same_seed_gives_the_same_samples() -> None:
+    options = {"samples": 5, "keys": SOME, "haystack": ESSAY, "count": words}
+    first, again = (list(generate(TASKS["niah_single_2"], 1024, seed=7, **options)) for _ in range(2))
+    assert first == again
+    assert first != list(generate(TASKS["niah_single_2"], 1024, seed=8, **options))
+
+
+def test_what_is_correct() -> None:
+    assert correct(" 1234567.", "1234567")
+    assert correct("x\x00ABC-de", "abc-DE")
+    assert not correct("123456", "1234567")
+
+
+def test_bad_input() -> None:
+    options = {"samples": 1, "keys": SOME, "haystack": ESSAY, "count": words}
+    with pytest.raises(
+        ValueError, match=r"--lengths: expected room for the question and 128 new tokens, \d+ without .*, got 150"
+    ):
+        list(generate(TASKS["niah_single_1"], 150, **options))
+    with pytest.raises(ValueError, match="--essays: expected text for a haystack, got none"):
+        list(generate(TASKS["niah_single_2"], 1024, **(options | {"haystack": Haystack()})))
+    with pytest.raises(ValueError, match="--sizing: expected one of linear, binary, got 'cubic'"):
+        list(generate(TASKS["niah_single_1"], 1024, sizing="cubic", **options))
+    with pytest.raises(ValueError, match="--words: expected adjectives and nouns, got an empty list"):
+        keys.Keys([], ["x"])

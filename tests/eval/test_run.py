@@ -1,0 +1,165 @@
+"""`qed eval`: answers are the model's own, files are resumable and the same twice, bad input is named."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from qed import QEDConfig, QEDForCausalLM
+from qed.cli import app
+from qed.data import tokenization
+from qed.data.prepare import prepare
+from qed.data.synthetic import documents
+from qed.eval import answers as answering
+from qed.eval.answers import answers, read
+from qed.testing import relative_error
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = QEDConfig.tiny(vocab_size=512, eos_token_id=0, bos_token_id=None, initializer_range=0.3)
+    QEDForCausalLM(config).save_pretrained(folder)
+    tokenization.train(itertools.islice(documents(400), 400), 512).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    (folder / "adjectivelist.txt").write_text("red\nold\nwide\n")
+    (folder / "nounlist.txt").write_text("fox\nowl\ncat\n")
+    return folder
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["eval", *map(str, arguments)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("kinds", [["qed"] * 3, ["qed", "sliding_attention", "gdn"]], ids=["recurrent", "hybrid"])
+def test_answers_in_a_batch_are_those_alone(kinds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded, piece by piece and many at a time, and up to an end: what `generate` gives each alone."""
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 3, "layer_types": kinds, "sliding_window": 32, "initializer_range": 0.3}
+    model = QEDForCausalLM(QEDConfig.tiny(**sizes)).eval()
+    prompts = [torch.randint(3, 256, (n,)).tolist() for n in (150, 7, 99, 64)]
+    monkeypatch.setattr(answering, "PIECE_TOKENS", 64 * 4)
+    truth = []
+    for ids in prompts:
+        given = torch.tensor([ids])
+        options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        truth.append(model.generate(given, attention_mask=torch.ones_like(given), **options)[0, len(ids) :].tolist())
+    assert answers(model, prompts, new_tokens=12, ends=set(), batch=4) == truth
+    end = truth[1][5]
+    cut = [row[: row.index(end)] if end in row else row for row in truth]
+    assert answers(model, prompts, new_tokens=12, ends={end}, batch=4) == cut
+    with torch.no_grad():
+        logits, _ = read(model, prompts)
+        for row, ids in zip(logits, prompts, strict=True):
+            assert relative_error(row, model(torch.tensor([ids])).logits[0, -1]) < 1e-4
+
+
+def test_prompts_only(tmp_path: Path, checkpoint: Path, words: Path) -> None:
+    options = ("--task", "niah_single_1", "--lengths", 1024, "--samples", 6, "--words", words, "--out", tmp_path)
+    status, _ = run("--tokenizer", checkpoint / "tokenizer.json", "--prompts-only", *options)
+    assert status == 0
+    (path,) = (tmp_path / "prompts").glob("niah_single_1-1024-*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    encoder = tokenization.load(str(checkpoint / "tokenizer.json"))
+    assert len(rows) == 6
+    for row in rows:
+        assert row.keys() == {"prompt", "answer", "tokens", "depth"}
+        assert row["tokens"] == len(encoder.encode(row["prompt"]).ids) <= 1024 - 128
+    before = path.stat().st_mtime_ns
+    run("--tokenizer", checkpoint / "tokenizer.json", "--prompts-only", *options)
+    assert path.stat().st_mtime_ns == before  # frozen
+
+
+def needle_run(out: Path, checkpoint: Path, words: Path, *more: object) -> tuple[int, str]:
+    options = ("--task", "niah_single_1", "--lengths", 768, "--samples", 10, "--batch", 4, "--words", words)
+    return run(checkpoint, *options, "--out", out, *more)
+
+
+def test_two_runs_and_an_interrupted_one_give_the_same_files(tmp_path: Path, checkpoint: Path, words: Path) -> None:
+    outs = [tmp_path / name for name in ("one", "two", "three")]
+    for out in outs:
+        assert needle_run(out, checkpoint, words)[0] == 0
+    texts = [(out / "niah_single_1-768.jsonl").read_text() for out in outs]
+    assert texts[0] == texts[1]
+    # Cut off in the middle of a line of the second batch, then run again.
+    whole = texts[2].splitlines(keepends=True)
+    (outs[2] / "niah_single_1-768.jsonl").write_text("".join(whole[:5]) + whole[5][:20])
+    assert needle_run(outs[2], checkpoint, words)[0] == 0
+    assert (outs[2] / "niah_single_1-768.jsonl").read_text() == texts[0]
+    results = [json.loads((out / "niah_single_1-768.json").read_text()) for out in outs]
+    assert results[0] == results[1] == results[2]
+    assert results[0]["result"]["samples"] == 10
+    row = json.loads(whole[0])
+    assert {"index", "prompt_sha256", "prediction", "gold", "correct", "tokens", "depth"} == row.keys()
+    assert {"checkpoint", "tokenizer", "strength", "dtype", "sizing", "prompts"} <= results[0]["about"].keys()
+    assert {"environment", "git", "impl"} <= results[0]["provenance"].keys()
+
+
+def test_another_evaluation_is_not_mixed_in(tmp_path: Path, checkpoint: Path, words: Path) -> None:
+    assert needle_run(tmp_path, checkpoint, words)[0] == 0
+    status, said = needle_run(tmp_path, checkpoint, words, "--strength", 0.5)
+    assert status == 1
+    assert "another evaluation is there; strength was 1.0, now 0.5" in said
+
+
+def test_recall_from_a_file(tmp_path: Path, checkpoint: Path) -> None:
+    rows = [{"key": "maker", "value": f"firm {i}", "text": f"The maker: firm {i} of many.\nmaker:"} for i in range(5)]
+    (tmp_path / "fda.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for variant in ("A0", "A1", "B"):
+        out = tmp_path / variant
+        data = ("--data", f"fda={tmp_path / 'fda.jsonl'}", "--variant", variant)
+        assert run(checkpoint, "--task", "fda", *data, "--out", out)[0] == 0
+        found = json.loads((out / f"fda-{variant}.json").read_text())
+        assert found["about"]["variant"] == variant
+        assert found["about"]["golds_in_prompt"] == found["result"]["samples"] == 5
+    data = ("--data", f"fda={tmp_path / 'fda.jsonl'}", "--max-length", 64)
+    assert run(checkpoint, "--task", "fda", *data, "--out", tmp_path / "cut")[0] == 0
+    found = json.loads((tmp_path / "cut" / "fda-A1-64.json").read_text())
+    assert found["about"]["truncated"] == 5
+    assert found["about"]["golds_in_prompt"] < 5
+
+
+def test_loss_by_position(tmp_path: Path, checkpoint: Path) -> None:
+    tokenizer = str(checkpoint / "tokenizer.json")
+    prepare("synthetic:60", tokenizer=tokenizer, out=tmp_path / "data", console=Console(quiet=True))
+    options = ("--task", "positions", "--lengths", 300, "--samples", 3, "--out", tmp_path / "out")
+    assert run(checkpoint, *options, "--data", f"positions={tmp_path / 'data'}")[0] == 0
+    found = json.loads((tmp_path / "out" / "positions-300.json").read_text())["result"]
+    assert found["bins"][-1]["to"] == 300
+    assert 3 < found["loss"] < 60
+
+
+def test_bad_input(tmp_path: Path, checkpoint: Path, words: Path) -> None:
+    other = tmp_path / "other.json"
+    tokenization.train(["a b c"], 300).save(str(other))
+    status, said = needle_run(tmp_path, checkpoint, words, "--tokenizer", other)
+    assert (status, "--tokenizer: expected the checkpoint's own" in said) == (1, True)
+    (tmp_path / "empty.txt").write_text(" \n")
+    essay = ("--task", "niah_single_2", "--lengths", 1024, "--words", words, "--out", tmp_path / "out")
+    status, said = run(checkpoint, *essay, "--essays", tmp_path / "empty.txt")
+    assert (status, "expected text for a haystack" in said) == (1, True)
+    status, said = run(
+        checkpoint, "--task", "niah_single_1", "--lengths", 100, "--words", words, "--out", tmp_path / "out"
+    )
+    assert (status, "--lengths: expected 256 or more, got 100" in said) == (1, True)
+    (tmp_path / "bad.jsonl").write_text('{"key": "ab", "value": "cd", "text": "x"}\n{"key": \n')
+    status, said = run(
+        checkpoint, "--task", "fda", "--data", f"fda={tmp_path / 'bad.jsonl'}", "--out", tmp_path / "out"
+    )
+    assert (status, "bad.jsonl:2: expected a JSON object" in said) == (1, True)
+    status, said = run(checkpoint, "--task", "niah_single_9", "--out", tmp_path / "out")
+    assert (status, "--task: expected" in said) == (2, True)
+    assert not (tmp_path / "out").exists()
