@@ -1,4 +1,4 @@
-"""A tiny model that has learned to find a needle scores high; the same answers against others' golds score by chance."""
+"""A tiny model that has learned to find a needle scores high; its answers against others' golds score by chance."""
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -38,7 +38,7 @@ def test_right_is_told_from_wrong() -> None:
     sizes = {"vocab_size": len(WORDS), "hidden_size": 32, "num_heads": 2, "head_dim": 16, "intermediate_size": 64}
     model = QEDForCausalLM(QEDConfig.tiny(**sizes, num_hidden_layers=2, eos_token_id=0)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    for step in range(250):
+    for _ in range(250):
         made = [sample(random, 24) for _ in range(64)]
         ids = torch.tensor([encoder.encode(f"{prompt} {value} <|end|>").ids for prompt, value in made])
         labels = ids.clone()
@@ -56,5 +56,5 @@ def test_right_is_told_from_wrong() -> None:
     golds = [value for _, value in test]
     right = sum(correct(x, gold) for x, gold in zip(said, golds, strict=True)) / 200
     shuffled = sum(correct(x, gold) for x, gold in zip(said, golds[7:] + golds[:7], strict=True)) / 200
-    assert right > 0.95, (step, loss.item())
+    assert right > 0.95, loss.item()
     assert shuffled < 0.15  # one in sixteen

@@ -61,7 +61,7 @@ def test_first_draws(seed: int, key: str, number: str, number_depth: int, uuid: 
 
 
 def test_depths() -> None:
-    assert niah.DEPTHS == np.round(np.linspace(0, 100, 40)).astype(int).tolist()
+    assert np.round(np.linspace(0, 100, 40)).astype(int).tolist() == niah.DEPTHS
 
 
 def test_the_prompt_to_the_letter() -> None:
