@@ -8,6 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from qed.cli import app
+from qed.data import tokenization
+from qed.data.synthetic import documents
 from qed.ops.registration import SEQUENCE_OPS
 
 SIZES = {"batch": 2, "tokens": 64, "heads": 1, "width": 16, "rounds": 2}
@@ -80,3 +82,15 @@ def test_a_training_step_is_measured(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert set(report["candidates"]) == {"qed", "gdn2"}
     assert all(row["tokens_per_s"] > 0 for row in report["candidates"].values())
+
+
+def test_times_an_evaluation(tmp_path: Path) -> None:
+    pytest.importorskip("wonderwords")
+    tokenization.train(documents(200), 400).save(str(tmp_path / "tokenizer.json"))
+    options = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--size", "tiny", "--device", "cpu", "--batch", "2"]
+    options += ["--lengths", "512,1024", "--samples", "3", "--out", str(tmp_path / "eval.json")]
+    result = CliRunner().invoke(app, ["bench", "eval", *options])
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "eval.json").read_text())
+    assert report["by_length"].keys() == {"niah_single_1-512", "niah_single_1-1024"}
+    assert report["seconds"] > sum(report["by_length"].values()) > 0

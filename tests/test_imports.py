@@ -20,6 +20,7 @@ ORDER = [
     "bench",
     "bench_model",
     "bench_train",
+    "bench_eval",
     "tune",
     "doctor",
     "reproduce",

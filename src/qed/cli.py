@@ -165,6 +165,39 @@ def bench_train(
         )
 
 
+@bench.command("eval")
+def bench_eval(
+    tokenizer: Annotated[str, typer.Option(help="A SentencePiece .model or a tokenizer.json.")],
+    out: Annotated[Path | None, typer.Option(help="Where the numbers go, as JSON.")] = None,
+    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 model too.")] = "",
+    size: Annotated[str, typer.Option(help="paper (340M), small, mini or tiny.")] = "paper",
+    lengths: Annotated[str, typer.Option(help="In tokens.")] = "1024,2048,4096,8192,16384,32768",
+    samples: Annotated[int, typer.Option(min=1, help="Of each length.")] = 500,
+    words: Annotated[Path | None, typer.Option(help="Word lists for keys, instead of the wonderwords package.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 64,
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+) -> None:
+    """Time S-NIAH-1 on a model with random weights."""
+    from .bench_eval import measure
+    from .eval.run import Options
+    from .model.config import SIZES
+
+    console = Console()
+    _choice(console, "--against", against, ("fla", ""))
+    _choice(console, "--size", size, SIZES)
+    with _reported(console, ValueError, ImportError):
+        options = Options(lengths=_numbers("--lengths", lengths), samples=samples, words=words, batch=batch)
+        measure(
+            console,
+            out=out,
+            device=_device(device),
+            size=SIZES[size],
+            tokenizer=tokenizer,
+            options=options,
+            fla=against == "fla",
+        )
+
+
 @app.command()
 def doctor(
     device: Annotated[str, typer.Option(help="Where to check; 'auto' takes a GPU if there is one.")] = "auto",

@@ -21,6 +21,10 @@ def words(text: str) -> int:
     return len(text.split())
 
 
+def counts(texts: list[str]) -> list[int]:
+    return [words(text) for text in texts]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text("ab- ", min_size=1, max_size=4), min_size=1, max_size=8, unique=True), st.data())
 def test_keys_are_the_sorted_list(adjectives: list[str], data: st.DataObject) -> None:
@@ -99,7 +103,7 @@ def test_several_keys_one_asked() -> None:
 @pytest.mark.parametrize("sizing", niah.SIZINGS)
 @pytest.mark.parametrize("task", TASKS)
 def test_prompts_fit_and_are_counted(task: str, sizing: str) -> None:
-    options = {"samples": 30, "keys": MANY, "haystack": ESSAY, "count": words}
+    options = {"samples": 30, "keys": MANY, "haystack": ESSAY, "count": counts}
     made = list(generate(TASKS[task], 1024, sizing=sizing, **options))
     assert len(made) == 30
     for sample in made:
@@ -111,15 +115,37 @@ def test_prompts_fit_and_are_counted(task: str, sizing: str) -> None:
 def test_linear_stops_a_step_below_and_binary_at_the_brim() -> None:
     """Of noise, a line is 18 words and a prompt 50 without any: 846 of 896 are 47 lines."""
     task = TASKS["niah_single_1"]
-    options = {"samples": 5, "keys": SOME, "haystack": ESSAY, "count": words}
+    options = {"samples": 5, "keys": SOME, "haystack": ESSAY, "count": counts}
     lines = {s: next(iter(generate(task, 1024, sizing=s, **options))).prompt.count(niah.NOISE) for s in niah.SIZINGS}
     without = words(draw(task, 0, SOME, ESSAY, Random(0))[0])
     most = (1024 - niah.NEW_TOKENS - without) // words(niah.NOISE)
     assert lines == {"linear": most // 5 * 5, "binary": most}
 
 
+def test_counting_several_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binary sizing ends at the brim, where many essays' samples do not fit and are drawn again."""
+    options = {"samples": 60, "keys": MANY, "haystack": ESSAY, "count": counts, "sizing": "binary"}
+    truth = {}
+    for together in (1, 7, 60):
+        monkeypatch.setattr(niah, "TOGETHER", together)
+        truth[together] = list(generate(TASKS["niah_single_3"], 1024, **options))
+    assert truth[1] == truth[7] == truth[60]
+    jagged = Haystack(text=" ".join("word." if i % 7 else "a-b-c d e" for i in range(3000)))
+
+    def uneven(texts: list[str]) -> list[int]:
+        return [words(text) + sum(map(ord, text.split(" is: ")[1][:3])) % 60 for text in texts]
+
+    for together in (1, 7, 60):
+        monkeypatch.setattr(niah, "TOGETHER", together)
+        truth[together] = list(
+            generate(TASKS["niah_single_3"], 1024, **(options | {"haystack": jagged, "count": uneven}))
+        )
+    assert len({sample.tokens for sample in truth[1]}) > 20
+    assert truth[1] == truth[7] == truth[60]
+
+
 def test_the_same_seed_gives_the_same_samples() -> None:
-    options = {"samples": 5, "keys": SOME, "haystack": ESSAY, "count": words}
+    options = {"samples": 5, "keys": SOME, "haystack": ESSAY, "count": counts}
     first, again = (list(generate(TASKS["niah_single_2"], 1024, seed=7, **options)) for _ in range(2))
     assert first == again
     assert first != list(generate(TASKS["niah_single_2"], 1024, seed=8, **options))
@@ -132,7 +158,7 @@ def test_what_is_correct() -> None:
 
 
 def test_bad_input() -> None:
-    options = {"samples": 1, "keys": SOME, "haystack": ESSAY, "count": words}
+    options = {"samples": 1, "keys": SOME, "haystack": ESSAY, "count": counts}
     with pytest.raises(
         ValueError, match=r"--lengths: expected room for the question and 128 new tokens, \d+ without .*, got 150"
     ):

@@ -36,6 +36,7 @@ PROMPT = (
 DEPTHS = [round(100 * i / 39) for i in range(40)]  # per cent of the sentences
 NEW_TOKENS = 128
 SIZINGS = ("linear", "binary")
+TOGETHER = 32  # samples counted at once
 Draw: TypeAlias = Callable[[int], tuple[str, str, float]]  # of a size: prompt, answer, depth
 
 
@@ -188,11 +189,11 @@ def generate(
     samples: int,
     keys: Keys,
     haystack: Haystack,
-    count: Callable[[str], int],
+    count: Callable[[list[str]], list[int]],
     seed: int = 42,
     sizing: str = "linear",
 ) -> Iterator[Sample]:
-    """`count` says how many tokens a text is. No prompt with its 128 new tokens is longer than `length`."""
+    """`count` says how many tokens texts are. No prompt with its 128 new tokens is longer than `length`."""
     if sizing not in SIZINGS:
         raise ValueError(f"--sizing: expected one of {', '.join(SIZINGS)}, got {sizing!r}")
     random, by = Random(seed), step(task, length)
@@ -200,21 +201,39 @@ def generate(
     def draw_one(size: int) -> tuple[str, str, float]:
         return draw(task, size, keys, haystack, random)
 
-    size = {"linear": size_linear, "binary": size_binary}[sizing](draw_one, count, length, by)
-    for _ in range(samples):
-        own = size
+    def count_one(text: str) -> int:
+        return count([text])[0]
+
+    def sample(size: int) -> Sample:
+        """With as many steps of haystack fewer as it takes."""
         while True:
-            prompt, answer, depth = draw_one(own)
-            tokens = count(prompt)
+            prompt, answer, depth = draw_one(size)
+            tokens = count_one(prompt)
             if tokens + NEW_TOKENS <= length:
-                break
-            if own <= 0:
+                return Sample(prompt=prompt, answer=answer, tokens=tokens, depth=depth)
+            if size <= 0:
                 raise ValueError(
                     f"--lengths: expected room for the question and {NEW_TOKENS} new tokens, {tokens + NEW_TOKENS} "
                     f"without any haystack, got {length}"
                 )
-            own = max(0, own - by)
-        yield Sample(prompt=prompt, answer=answer, tokens=tokens, depth=depth)
+            size = max(0, size - by)
+
+    size = {"linear": size_linear, "binary": size_binary}[sizing](draw_one, count_one, length, by)
+    left = samples
+    while left:
+        # Most fit: several are drawn and counted at once, and where one does not fit, the stream goes back to it.
+        states, drawn = [], []
+        for _ in range(min(left, TOGETHER)):
+            states.append(random.getstate())
+            drawn.append(draw_one(size))
+        tokens = count([prompt for prompt, _, _ in drawn])
+        for state, (prompt, answer, depth), each in zip(states, drawn, tokens, strict=True):
+            left -= 1
+            if each + NEW_TOKENS > length:
+                random.setstate(state)
+                yield sample(size)
+                break
+            yield Sample(prompt=prompt, answer=answer, tokens=each, depth=depth)
 
 
 def correct(prediction: str, answer: str) -> bool:

@@ -87,7 +87,7 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
         samples=options.samples,
         keys=names,
         haystack=haystack,
-        count=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
+        count=lambda texts: [len(ids) for ids in _encoded(tokenizer, texts)],
         seed=options.seed,
         sizing=options.sizing,
     )
@@ -99,9 +99,12 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
 
 
 def needle_prompts(path: Path, tokenizer: Tokenizer, options: Options) -> Iterator[Prompt]:
-    for row in lines(path):
-        ids = _with_bos(tokenizer.encode(row["prompt"], add_special_tokens=False).ids, tokenizer, options)
-        yield Prompt(ids=ids, text=row["prompt"], golds=(row["answer"],), more={"depth": row["depth"]})
+    rows = list(lines(path))
+    for first in range(0, len(rows), niah.TOGETHER):
+        some = rows[first : first + niah.TOGETHER]
+        for row, ids in zip(some, _encoded(tokenizer, [row["prompt"] for row in some]), strict=True):
+            ids = _with_bos(ids, tokenizer, options)
+            yield Prompt(ids=ids, text=row["prompt"], golds=(row["answer"],), more={"depth": row["depth"]})
 
 
 def recall_prompts(task: str, tokenizer: Tokenizer, options: Options) -> tuple[list[Prompt], dict[str, Any]]:
@@ -137,6 +140,11 @@ def _rows(task: str, options: Options) -> tuple[Iterator[dict[str, Any]], str]:
     except ImportError as error:
         raise ValueError(f"--data: expected {task}=FILE, or the `data` extra to read {name}; got neither") from error
     return iter(load_dataset(name, split="validation")), name
+
+
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Over all cores."""
+    return [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def _with_bos(ids: list[int], tokenizer: Tokenizer, options: Options) -> list[int]:
