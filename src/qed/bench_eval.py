@@ -20,7 +20,7 @@ from .bench import Report
 from .bench_model import theirs
 from .data import tokenization
 from .eval import niah
-from .eval.run import Options, evaluate, frozen, needle_prompts
+from .eval.run import NEEDLE_SAMPLES, Options, evaluate, frozen, needle_prompts
 from .model.causal_lm import QEDForCausalLM
 from .model.config import QEDConfig
 from .testing import environment
@@ -40,9 +40,9 @@ def measure(
     fla: bool,
 ) -> dict[str, Any]:
     """Time, print, write."""
-    encoder = tokenization.load(tokenizer)
+    encoder, samples = tokenization.load(tokenizer), options.samples or NEEDLE_SAMPLES
     config = QEDConfig(**(size | {"vocab_size": max(encoder.get_vocab_size(), QEDConfig(**size).vocab_size)}))
-    report = Report(out, environment=environment(device), samples=options.samples, new_tokens=niah.NEW_TOKENS)
+    report = Report(out, environment=environment(device), samples=samples, new_tokens=niah.NEW_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, results = Path(folder) / "model", Path(folder) / "results"
         torch.manual_seed(0)
@@ -56,7 +56,7 @@ def measure(
                 n: list(needle_prompts(frozen(TASK, n, options, encoder, results, console), encoder, options))
                 for n in options.lengths
             }
-    table = Table("", "seconds", title=f"S-NIAH-1, {options.samples} samples of each length")
+    table = Table("", "seconds", title=f"S-NIAH-1, {samples} samples of each length")
     for name, seconds in report["by_length"].items():
         table.add_row(name, f"{seconds:.1f}")
     table.add_row("all, with prompts and loading", f"{report['seconds']:.1f}")
@@ -64,7 +64,7 @@ def measure(
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
         model = theirs(config, device, dtype)
         each = {str(n): _theirs(model, [x.ids for x in prompts[n]], device) for n in options.lengths}
-        total = options.samples * sum(each.values())
+        total = samples * sum(each.values())
         report.add(fla_seconds_a_prompt=each, fla_seconds_extrapolated=total)
         table.add_row(f"fla GDN-2, extrapolated from {THEIR_PROMPTS} prompts of each length", f"{total:,.0f}")
     console.print(table)

@@ -331,7 +331,9 @@ def eval_(
     ] = None,
     out: Annotated[Path, typer.Option(help="Where results go; the same command again goes on.")] = Path("runs/eval"),
     lengths: Annotated[str, typer.Option(help="Of needle tasks, in tokens.")] = "1024,2048,4096,8192,16384,32768",
-    samples: Annotated[int, typer.Option(min=1, help="Examples of each task and length.")] = 500,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Of each task and length; 500 needles and all of others if not given.")
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="A .model or .json file, if not with the checkpoint.")] = None,
     words: Annotated[Path | None, typer.Option(help="Word lists for keys, instead of the wonderwords package.")] = None,
     essays: Annotated[Path | None, typer.Option(help="The other tasks' haystack: .json or .txt, also .xz.")] = None,

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from . import keys, mqar, niah, positions, recall
 from .answers import answers
 from .records import Results, digest, lines, text_digest, write_lines
 
+NEEDLE_SAMPLES, POSITION_ROWS = 500, 64
 TASKS = (*niah.TASKS, *recall.DATASETS, "mqar", "positions")
 
 
@@ -33,7 +35,7 @@ class Options:
     """What decides which examples there are and what counts as their answer."""
 
     lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768)
-    samples: int = 500
+    samples: int | None = None  # None: 500 of needle tasks, all of others, 64 rows for `positions`
     seed: int = 42
     sizing: str = "linear"
     words: Path | None = None
@@ -64,8 +66,9 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
     """The file of a needle task's samples, made unless it is there."""
     if length < 256:
         raise ValueError(f"--lengths: expected 256 or more, got {length}")
-    if options.samples < 1:
-        raise ValueError(f"--samples: expected 1 or more, got {options.samples}")
+    samples = NEEDLE_SAMPLES if options.samples is None else options.samples
+    if samples < 1:
+        raise ValueError(f"--samples: expected 1 or more, got {samples}")
     names = keys.load(options.words)
     text, splitter = "", "none"
     split: Callable[[str], list[str]] | None = None
@@ -73,7 +76,7 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
         text = niah.essays(options.essays)
         split, splitter = niah.splitter()
     about = {
-        **{"task": task, "length": length, "samples": options.samples, "seed": options.seed},
+        **{"task": task, "length": length, "samples": samples, "seed": options.seed},
         **{"sizing": options.sizing, "tokenizer": tokenization.identity(tokenizer), "keys": names.identity()},
         **{"essays": text_digest(text) if text else None, "sentences": splitter, "format": 1},
     }
@@ -84,7 +87,7 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
     found = niah.generate(
         niah.TASKS[task],
         length,
-        samples=options.samples,
+        samples=samples,
         keys=names,
         haystack=haystack,
         count=lambda texts: [len(ids) for ids in _encoded(tokenizer, texts)],
@@ -92,7 +95,7 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
         sizing=options.sizing,
     )
     with _progress(console) as bar:
-        counted = bar.track(found, total=options.samples, description=f"{task} {length}: prompts")
+        counted = bar.track(found, total=samples, description=f"{task} {length}: prompts")
         write_lines(path, (asdict(sample) for sample in counted))
     path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
     return path
@@ -112,9 +115,10 @@ def recall_prompts(task: str, tokenizer: Tokenizer, options: Options) -> tuple[l
     rows, where = _rows(task, options)
     found = []
     golds, truncated, forms = 0, 0, dict.fromkeys(("as given", "cue added", "question"), 0)
-    for example in recall.examples(
+    made = recall.examples(
         task, rows, variant=options.variant, tokenizer=tokenizer, context=options.context, where=where
-    ):
+    )
+    for example in islice(made, options.samples):
         ids, text = tokenizer.encode(example.prompt, add_special_tokens=False).ids, example.prompt
         limit = None if options.max_length is None else options.max_length - recall.NEW_TOKENS
         if limit is not None and options.variant != "B" and len(ids) > limit:
@@ -127,7 +131,7 @@ def recall_prompts(task: str, tokenizer: Tokenizer, options: Options) -> tuple[l
     if not found:
         raise ValueError(f"{where}: expected examples, got none")
     log = {"golds_in_prompt": golds, "truncated": truncated, "forms": {k: v for k, v in forms.items() if v}}
-    return found[: options.samples], log
+    return found, log
 
 
 def _rows(task: str, options: Options) -> tuple[Iterator[dict[str, Any]], str]:
@@ -206,7 +210,7 @@ class Evaluation:
         found = {}
         with _progress(self.console) as bar:
             for i, setting in enumerate(bar.track(mqar.TEST, description="mqar")):
-                setting = setting._replace(examples=min(setting.examples, self.options.samples))
+                setting = setting._replace(examples=min(setting.examples, self.options.samples or setting.examples))
                 tokens, targets = mqar.examples(setting, seed=self.options.seed + i)
                 found[f"{setting.length}x{setting.pairs}"] = mqar.accuracy(self.model, tokens, targets)
         return results.finish({"accuracy": found})
@@ -218,15 +222,16 @@ class Evaluation:
         shards, length = TokenShards(folder), max(self.options.lengths)
         if shards.index["tokenizer_sha256"] != self.about["tokenizer"]:
             raise ValueError(f"--data: expected tokens of the checkpoint's tokenizer, got another's in {folder}")
-        about = {"task": "positions", "length": length, "rows": self.options.samples, "data": shards.index["shards"]}
+        rows = min(self.options.samples or POSITION_ROWS, (len(shards) - 1) // length)
+        about = {"task": "positions", "length": length, "rows": rows, "data": shards.index["shards"]}
         results = Results(out, f"positions-{length}", self.about | about, self.provenance)
         with _progress(self.console) as bar:
-            task = bar.add_task(f"positions {length}", total=min(self.options.samples, (len(shards) - 1) // length))
+            task = bar.add_task(f"positions {length}", total=rows)
             found = positions.by_position(
                 self.model,
                 shards,
                 length=length,
-                rows=self.options.samples,
+                rows=rows,
                 done=lambda n: bar.update(task, completed=n),
             )
         return results.finish(found)
