@@ -1,0 +1,88 @@
+"""Statistics of proportions, single and paired. Needs scipy (`pip install 'qed-attention[analysis]'`).
+
+Arms are compared on the same frozen examples, so their differences are paired: with b examples right for the first arm
+alone and c for the second alone, the rest says nothing about the difference. No interval here covers another training
+run; `across_seeds` does, as far as so few can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scipy.optimize import brentq
+from scipy.stats import beta, binom, norm
+from scipy.stats import t as student
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def clopper_pearson(k: int, n: int, level: float = 0.95) -> Interval:
+    """Exact for a proportion of k in n: covers at least `level` whatever the truth."""
+    _check(k, n)
+    tail = (1 - level) / 2
+    low = 0.0 if k == 0 else float(beta.ppf(tail, k, n - k + 1))
+    high = 1.0 if k == n else float(beta.ppf(1 - tail, k + 1, n - k))
+    return Interval(low, high)
+
+
+def wilson(k: int, n: int, level: float = 0.95) -> Interval:
+    """Score interval: shorter, of about `level` coverage on average; for plots."""
+    _check(k, n)
+    z = float(norm.ppf((1 + level) / 2))
+    centre, half = (k + z * z / 2) / (n + z * z), z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
+    return Interval(0.0 if k == 0 else centre - half, 1.0 if k == n else centre + half)
+
+
+def mcnemar(b: int, c: int) -> float:
+    """Exact two-sided p-value of b and c discordant pairs being two halves of a fair coin's throws."""
+    return 1.0 if b + c == 0 else min(1.0, 2 * float(binom.cdf(min(b, c), b + c, 0.5)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted for their number, in the same order."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def paired_difference(b: int, c: int, n: int, level: float = 0.95) -> tuple[float, Interval]:
+    """(b − c)/n and Tango's score interval for it."""
+    if min(b, c) < 0 or b + c > n or n < 1:
+        raise ValueError(f"b, c, n: expected discordant pairs of n, got {b}, {c} of {n}")
+    z = float(norm.ppf((1 + level) / 2))
+
+    def score(d: float) -> float:
+        """How many standard errors the found difference is from d."""
+        B, C = -b - c + (2 * n - b + c) * d, -c * d * (1 - d)
+        share = (-B + math.sqrt(max(B * B - 8 * n * C, 0.0))) / (4 * n)
+        return (b - c - n * d) / math.sqrt(max(n * (2 * share + d * (1 - d)), 1e-300))
+
+    found, edge = (b - c) / n, 1 - 1e-12
+    low = -1.0 if score(-edge) < z else brentq(lambda d: score(d) - z, -edge, found)
+    high = 1.0 if score(edge) > -z else brentq(lambda d: score(d) + z, found, edge)
+    return found, Interval(low, high)
+
+
+def across_seeds(differences: Sequence[float], level: float = 0.95) -> tuple[float, Interval]:
+    """Mean and Student's interval over training seeds; unbounded with one."""
+    n = len(differences)
+    if n == 0:
+        raise ValueError("differences: expected one a seed, got none")
+    mean = sum(differences) / n
+    if n == 1:
+        return mean, Interval(-math.inf, math.inf)
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in differences) / (n - 1))
+    half = float(student.ppf((1 + level) / 2, n - 1)) * deviation / math.sqrt(n)
+    return mean, Interval(mean - half, mean + half)
+
+
+def _check(k: int, n: int) -> None:
+    if not 0 <= k <= n or n < 1:
+        raise ValueError(f"k, n: expected 0 ≤ k ≤ n and n ≥ 1, got {k} of {n}")
