@@ -17,6 +17,7 @@ ORDER = [
     "train",
     "recipes",
     "eval",
+    "analysis",
     "bench",
     "bench_model",
     "bench_train",

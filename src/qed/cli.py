@@ -348,6 +348,7 @@ def eval_(
     bos: Annotated[bool, typer.Option(help="Begin prompts with the tokenizer's <s>, if it has one.")] = True,
     strength: Annotated[float, typer.Option(help="Factor s on every λ.")] = 1.0,
     batch: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 64,
+    prompts: Annotated[Path | None, typer.Option(help="A folder of frozen prompts to share between runs.")] = None,
     prompts_only: Annotated[bool, typer.Option("--prompts-only", help="Write the frozen prompts and stop.")] = False,
     harness: Annotated[str, typer.Option(help="'lm-eval' to run its own tasks of these names instead.")] = "",
     device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
@@ -365,7 +366,6 @@ def eval_(
         if not harness:
             for name in tasks:
                 _choice(console, "--task", name, TASKS)
-        pairs = dict(item.partition("=")[::2] for item in data or [])
         options = Options(
             lengths=_numbers("--lengths", lengths),
             samples=samples,
@@ -373,13 +373,14 @@ def eval_(
             sizing=sizing,
             words=words,
             essays=essays,
-            data={name: Path(path) for name, path in pairs.items()},
+            data=_files(data),
             variant=variant,
             context=context,
             max_length=max_length,
             bos=bos,
             batch=batch,
             strength=strength,
+            prompts=prompts,
         )
         if prompts_only:
             encoder = matching_tokenizer(checkpoint, tokenizer)
@@ -396,6 +397,87 @@ def eval_(
             run(checkpoint, tasks, options, out=out, device=_device(device), console=console)
             return
         evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=_device(device), console=console)
+
+
+@app.command()
+def strength(
+    checkpoint: Annotated[Path, typer.Argument(help="A folder that save_pretrained wrote.")],
+    scales: Annotated[str, typer.Option(help="Factors s on every λ; 1 among them.")] = "-1,0,0.5,1,1.5,2",
+    task: Annotated[list[str] | None, typer.Option(help="As in `qed eval`; niah_single_1 if not given.")] = None,
+    out: Annotated[Path, typer.Option(help="Where results go; again goes on.")] = Path("runs/strength"),
+    lengths: Annotated[str, typer.Option(help="Of needle tasks, in tokens.")] = "4096,8192,16384,32768",
+    samples: Annotated[int | None, typer.Option(min=1, help="Of each task and length.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="A .model or .json file, if not with the checkpoint.")] = None,
+    words: Annotated[Path | None, typer.Option(help="Word lists for keys, instead of the wonderwords package.")] = None,
+    essays: Annotated[Path | None, typer.Option(help="The other tasks' haystack: .json or .txt, also .xz.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="TASK=FILE of JSON lines.")] = None,
+    variant: Annotated[str, typer.Option(help="Of fda, swde and squad_completion: A0, A1 or B.")] = "A1",
+    prompts: Annotated[Path | None, typer.Option(help="A folder of frozen prompts to share between runs.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 64,
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+) -> None:
+    """Scale a trained model's λ and compare with s = 1, example by example."""
+    from .analysis.strength import sweep
+    from .eval.run import TASKS, Options
+
+    console = Console()
+    tasks = [name for item in task or ["niah_single_1"] for name in item.split(",")]
+    with _reported(console, ValueError, OSError, ImportError):
+        for name in tasks:
+            _choice(console, "--task", name, TASKS)
+        options = Options(
+            lengths=_numbers("--lengths", lengths),
+            samples=samples,
+            words=words,
+            essays=essays,
+            data=_files(data),
+            variant=variant,
+            prompts=prompts,
+            batch=batch,
+        )
+        factors = tuple(float(x) for x in scales.split(","))
+        sweep(
+            checkpoint, factors, tasks, options, out=out, tokenizer=tokenizer, device=_device(device), console=console
+        )
+
+
+@app.command()
+def eigenvalues(
+    checkpoint: Annotated[Path, typer.Argument(help="A folder that save_pretrained wrote.")],
+    data: Annotated[Path, typer.Option(help="A folder of `qed prepare`, of the same tokenizer.")],
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, help="Samples: tokens times heads times layers.")
+    ] = 1_180_000,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eigenvalues.json"),
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+) -> None:
+    """Look at e = 1 − aᵀk, and what else the transitions do, over real text."""
+    from .analysis.report import write_eigenvalues
+
+    console = Console()
+    with _reported(console, ValueError, OSError, ImportError):
+        write_eigenvalues(checkpoint, data, samples=tokens, out=out, device=_device(device), console=console)
+
+
+@app.command()
+def report(
+    runs: Annotated[Path, typer.Argument(help="A folder of runs, with their results in eval/ and so on.")],
+    out: Annotated[Path, typer.Option(help="The folder for report.html, tables and figures.")] = Path("runs/report"),
+) -> None:
+    """Write the paper's tables and figures, and what can be concluded, from result files."""
+    from .analysis.report import write
+
+    console = Console()
+    with _reported(console, ValueError, OSError, ImportError):
+        path = write(runs, out)
+        console.print(f"written: {path}", markup=False)
+
+
+def _files(data: list[str] | None) -> dict[str, Path]:
+    pairs = [item.partition("=") for item in data or []]
+    if any(not found for _, found, _ in pairs):
+        raise ValueError(f"--data: expected TASK=FILE, got {next(n for n, f, _ in pairs if not f)}")
+    return {name: Path(path) for name, _, path in pairs}
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

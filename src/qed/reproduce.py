@@ -128,7 +128,7 @@ def _plotter() -> Callable[[dict[str, Any], Path], None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise RuntimeError("qed reproduce draws a figure: pip install 'qed-attention[plot]'") from error
+        raise RuntimeError("qed reproduce draws a figure: pip install 'qed-attention[analysis]'") from error
     matplotlib.use("Agg")
     return _plot
 

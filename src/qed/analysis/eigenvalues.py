@@ -1,13 +1,13 @@
 """`qed eigenvalues`: what a checkpoint's transitions do with real text.
 
-A token's transition (I − k aᵀ) Diag(exp g) keeps, along its key, the share e = 1 − aᵀk of what is stored there: 0 erases it,
-below 0 overshoots, above 1 would let it grow. By layer, over tokens and heads:
+A token's transition (I − k aᵀ) Diag(exp g) keeps, along its key, the share e = 1 − aᵀk of what is stored there: 0
+erases it, below 0 overshoots, above 1 would let it grow. By layer, over tokens and heads:
 
-    eigenvalue   e                                     its range, quantiles and histogram
-    change       |λ dᵀk|                               what projecting the correction would change of e (0 if it is projected)
-    rho          ρ = qᵀk                               through which the correction reaches the read (eq. 12)
-    correction   ‖a − b⊙k‖ / ‖a‖                       how much of the erase vector is correction
-    outside      ‖S̄ᵀq⊥‖ / (‖S̄ᵀq⊥‖ + ‖o − S̄ᵀq⊥‖)       how much of the read the key's edit cannot reach (eq. 10)
+    eigenvalue   e                                 its range, quantiles and histogram
+    change       |λ dᵀk|                           what projecting the correction would change of e
+    rho          ρ = qᵀk                           through which the correction reaches the read (eq. 12)
+    correction   ‖a − b⊙k‖ / ‖a‖                   how much of the erase vector is correction
+    outside      ‖S̄ᵀq⊥‖ / (‖S̄ᵀq⊥‖ + ‖o − S̄ᵀq⊥‖)   how much of the read the key's edit cannot reach (eq. 10)
 
 S̄ᵀq⊥ is the op itself with q⊥ for its query: an edit along k changes nothing that is read across it.
 """

@@ -47,6 +47,7 @@ class Options:
     bos: bool = True  # where the tokenizer has one
     batch: int = 64
     strength: float = 1.0
+    prompts: Path | None = None  # where frozen prompts are kept, if not with the results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
         **{"sizing": options.sizing, "tokenizer": tokenization.identity(tokenizer), "keys": names.identity()},
         **{"essays": text_digest(text) if text else None, "sentences": splitter, "format": 1},
     }
-    path = out / "prompts" / f"{task}-{length}-{digest(about)[:12]}.jsonl"
+    path = (options.prompts or out / "prompts") / f"{task}-{length}-{digest(about)[:12]}.jsonl"
     if path.exists():
         return path
     haystack = niah.Haystack(text=text) if split is None else niah.Haystack(text=text, split=split)

@@ -1,0 +1,241 @@
+"""The paper's figures from our results, each in a light and a dark version. Needs matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from .results import Run
+from .stats import clopper_pearson, wilson
+from .tables import (
+    NEEDLES,
+    TITLES,
+    _length,
+    _recall_title,
+    arms_of,
+    by_arm_and_seed,
+    contrasts,
+    name_of,
+    needle_lengths,
+    recall_names,
+    seeds_of,
+)
+
+# Told apart by people who see colours differently (Okabe and Ito).
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
+MARKERS = "os^Dv<>"
+LIGHT: dict[str, Any] = {"svg.hashsalt": "qed", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+INK = "#e6e6e6"
+DARK: dict[str, Any] = LIGHT | {
+    **{"figure.facecolor": "#16181c", "axes.facecolor": "#16181c", "savefig.facecolor": "#16181c", "text.color": INK},
+    **{
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "legend.facecolor": "#16181c",
+    },
+}
+
+
+def style(runs: list[Run], arm: str) -> dict[str, Any]:
+    i = arms_of(runs).index(arm)
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+
+
+def accuracy(runs: list[Run], task: str) -> Figure:
+    """Figure 1: accuracy against length, one panel a seed."""
+    seeds, known = seeds_of(runs), by_arm_and_seed(runs)
+    lengths = needle_lengths(runs, task)
+    figure, axes = plt.subplots(1, len(seeds), figsize=(1.5 + 4.2 * len(seeds), 3.8), sharey=True, squeeze=False)
+    for panel, seed in zip(axes[0], seeds, strict=True):
+        for arm in arms_of(runs):
+            results = known[arm, seed].results if (arm, seed) in known else {}
+            points = [(n, results[f"{task}-{n}"].result) for n in lengths if f"{task}-{n}" in results]
+            if not points:
+                continue
+            x, share = [n for n, _ in points], [r["correct"] / r["samples"] for _, r in points]
+            ends = [wilson(r["correct"], r["samples"]) for _, r in points]
+            bars = [
+                [y - e.low for y, e in zip(share, ends, strict=True)],
+                [e.high - y for y, e in zip(share, ends, strict=True)],
+            ]
+            panel.errorbar(
+                x, share, yerr=bars, label=name_of(arm), capsize=2, markersize=4, linewidth=1.3, **style(runs, arm)
+            )
+        trained = runs[0].train_length
+        panel.axvline(trained, linestyle="--", linewidth=1, color="#888888")
+        panel.annotate("training length", (trained, 0.02), rotation=90, fontsize=7, ha="right", color="#888888")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(lengths, [_length(n) for n in lengths])
+        panel.minorticks_off()
+        panel.set_ylim(-0.02, 1.04)
+        panel.set_xlabel("context length (tokens)")
+        panel.set_title(f"seed {seed}", fontsize=10)
+    axes[0][0].set_ylabel(f"{TITLES[task]} accuracy")
+    axes[0][-1].legend(fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def contrast(runs: list[Run]) -> Figure:
+    """Figure 2."""
+    found, seeds = contrasts(runs), seeds_of(runs)
+    figure, panel = plt.subplots(figsize=(6, 0.8 + 0.75 * len(found)))
+    for row, x in enumerate(found):
+        for i, seed in enumerate(seeds):
+            if seed in x.seeds:
+                difference, (low, high), _ = x.seeds[seed]
+                y, bars = row + 0.18 * (i - (len(seeds) - 1) / 2), [[difference - low], [high - difference]]
+                label = f"seed {seed}" if row == 0 else None
+                panel.errorbar([difference], [y], xerr=bars, fmt=MARKERS[i], color=COLOURS[i], capsize=3, label=label)
+    panel.axvline(0, color="#888888", linewidth=1)
+    panel.set_yticks(
+        range(len(found)), [f"{x.name}\n{name_of(x.first)} − {name_of(x.second)}" for x in found], fontsize=8
+    )
+    panel.invert_yaxis()
+    panel.set_xlabel("points of S-NIAH-1 accuracy past the training length")
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def recall(runs: list[Run]) -> Figure:
+    """Figure 3."""
+    names, known = recall_names(runs), by_arm_and_seed(runs)
+    figure, panel = plt.subplots(figsize=(1.8 + 2.4 * len(names), 3.4))
+    arms, seeds = arms_of(runs), seeds_of(runs)
+    for i, arm in enumerate(arms):
+        first = True
+        for j, seed in enumerate(seeds):
+            results = known[arm, seed].results if (arm, seed) in known else {}
+            for place, name in enumerate(names):
+                if name not in results:
+                    continue
+                r = results[name].result
+                low, high = clopper_pearson(r["correct"], r["samples"])
+                x = place + 0.8 * ((i + 0.35 * j) / max(1, len(arms)) - 0.5)
+                bars = [[r["accuracy"] - low], [high - r["accuracy"]]]
+                label = name_of(arm) if first else None
+                panel.errorbar(
+                    [x],
+                    [r["accuracy"]],
+                    yerr=bars,
+                    capsize=2,
+                    linestyle="",
+                    markersize=4,
+                    label=label,
+                    **style(runs, arm),
+                )
+                first = False
+    panel.set_xticks(range(len(names)), [_recall_title(name) for name in names], fontsize=8)
+    panel.set_ylabel("accuracy")
+    panel.legend(fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def positions(runs: list[Run]) -> Figure:
+    figure, panel = plt.subplots(figsize=(6, 3.6))
+    for run in runs:
+        for name, result in run.results.items():
+            if name.startswith("positions-"):
+                bins = result.result["bins"]
+                line = {
+                    "linestyle": ["-", "--", ":", "-."][run.seed % 4],
+                    "label": f"{name_of(run.arm)}, seed {run.seed}",
+                }
+                middle = [(x["from"] + x["to"]) / 2 for x in bins]
+                panel.plot(
+                    middle, [x["loss"] for x in bins], markersize=3, linewidth=1.2, **line, **style(runs, run.arm)
+                )
+    panel.axvline(runs[0].train_length, linestyle="--", linewidth=1, color="#888888")
+    panel.set_xscale("log", base=2)
+    panel.set_xlabel("position (tokens)")
+    panel.set_ylabel("loss (nats)")
+    panel.legend(fontsize=7)
+    figure.tight_layout()
+    return figure
+
+
+def eigenvalues(runs: list[Run]) -> Figure:
+    figure, panel = plt.subplots(figsize=(6, 3.4))
+    for run in runs:
+        if run.eigenvalues is not None:
+            histogram = run.eigenvalues["eigenvalue_histogram"]
+            counts = [sum(x) for x in zip(*histogram["counts"].values(), strict=True)]
+            share = [x / max(1, sum(counts)) for x in counts]
+            options = style(runs, run.arm) | {"marker": None, "linestyle": ["-", "--", ":", "-."][run.seed % 4]}
+            panel.stairs(
+                share,
+                histogram["edges"],
+                label=f"{name_of(run.arm)}, seed {run.seed}",
+                color=options["color"],
+                linestyle=options["linestyle"],
+            )
+    for edge in (0, 1):
+        panel.axvline(edge, color="#888888", linewidth=0.8)
+    panel.set_yscale("log")
+    panel.set_xlabel("e = 1 − aᵀk")
+    panel.set_ylabel("share of tokens and heads")
+    panel.legend(fontsize=7)
+    figure.tight_layout()
+    return figure
+
+
+def strengths(runs: list[Run]) -> Figure:
+    """λ over training, mean over layers."""
+    figure, panel = plt.subplots(figsize=(6, 3.2))
+    for run in runs:
+        rows = [(row["tokens"], list(row["strength"].values())) for row in run.metrics if row.get("strength")]
+        if rows:
+            mean = [sum(x) / len(x) for _, x in rows]
+            options = style(runs, run.arm) | {"marker": None, "linestyle": ["-", "--", ":", "-."][run.seed % 4]}
+            panel.plot(
+                [n for n, _ in rows], mean, label=f"{name_of(run.arm)}, seed {run.seed}", linewidth=1.2, **options
+            )
+    panel.set_xlabel("training tokens")
+    panel.set_ylabel("mean λ")
+    panel.legend(fontsize=7)
+    figure.tight_layout()
+    return figure
+
+
+def all_figures(runs: list[Run]) -> dict[str, tuple[str, Callable[[], Figure]]]:
+    """By file name: a title and how to draw it, for what there are results of."""
+    found: dict[str, tuple[str, Callable[[], Figure]]] = {}
+    for task in NEEDLES:
+        if needle_lengths(runs, task):
+            found[f"figure1_{task}"] = (
+                f"{TITLES[task]} accuracy against context length",
+                lambda task=task: accuracy(runs, task),
+            )
+    if any(x.seeds for x in contrasts(runs)):
+        found["figure2_contrasts"] = ("Four contrasts, 95 % intervals", lambda: contrast(runs))
+    if recall_names(runs):
+        found["figure3_recall"] = ("Recall, 95 % intervals", lambda: recall(runs))
+    if any(name.startswith("positions-") for run in runs for name in run.results):
+        found["loss_by_position"] = ("Loss by position", lambda: positions(runs))
+    if any(run.eigenvalues is not None for run in runs):
+        found["eigenvalues"] = ("Eigenvalues over real text", lambda: eigenvalues(runs))
+    if any(row.get("strength") for run in runs for row in run.metrics):
+        found["strength_over_training"] = ("λ over training", lambda: strengths(runs))
+    return found
+
+
+def drawn(draw: Callable[[], Figure], kind: str, dark: bool = False) -> bytes:
+    with mpl.rc_context(DARK if dark else LIGHT):
+        figure = draw()
+        file = io.BytesIO()
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+        figure.savefig(file, format=kind, dpi=150, metadata=metadata)
+        plt.close(figure)
+    return file.getvalue()

@@ -1,0 +1,145 @@
+"""`qed report`: one page that opens by itself, and every part of it as files. From result files alone."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ..data.shards import TokenShards, write_json
+from ..eval.run import Evaluation, Options
+from ..testing import environment, git_state
+from . import eigenvalues, figures, tables
+from .conclusions import conclusions
+from .results import Run, runs
+
+STYLE = """
+:root { color-scheme: light dark;
+  --ink: #1b1d21; --page: #ffffff; --line: #d5d8de; --soft: #f3f4f7; --theirs: #7a5c00; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --page: #16181c; --line: #3a3f47; --soft: #20242a; --theirs: #e0b84a; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  margin: 0 auto; max-width: 68rem; padding: 1rem; }
+h1 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); } h3 { margin-bottom: .4rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; white-space: nowrap; }
+th, td { border: 1px solid var(--line); padding: .25rem .5rem; text-align: right; } th { background: var(--soft); }
+.paper { color: var(--theirs); font-style: italic; } .missing { opacity: .55; }
+.note { font-size: .85rem; opacity: .8; }
+img { max-width: 100%; height: auto; } li { margin: .35rem 0; }
+"""
+
+
+def all_tables(found: list[Run]) -> list[tables.Table]:
+    made = [tables.validation(found)]
+    made += [tables.retrieval(found, task) for task in tables.NEEDLES if tables.needle_lengths(found, task)]
+    if tables.recall_names(found) and not tables.needle_lengths(found, "niah_single_1"):
+        made.append(tables.retrieval(found, "niah_single_1"))
+    made.append(tables.contrast_table(found))
+    made += [tables.strength_sweep(found)] if any(run.strengths for run in found) else []
+    made += [tables.eigenvalue_table(found)] if any(run.eigenvalues for run in found) else []
+    positions = tables.positions_table(found)
+    return made + ([positions] if positions.rows else [])
+
+
+def absent(found: list[Run], made: list[tables.Table], drawn: dict[str, object]) -> list[str]:
+    """Parts of the paper for which there is nothing."""
+    parts = {
+        "Table 3 and Figure 1 (S-NIAH-1)": "figure1_niah_single_1" in drawn,
+        "S-NIAH-2": "figure1_niah_single_2" in drawn,
+        "S-NIAH-3": "figure1_niah_single_3" in drawn,
+        "Figure 3 (recall)": "figure3_recall" in drawn,
+        "Table 4 (strength sweep)": any(x.name == "table4_strength" for x in made),
+        "eigenvalues": "eigenvalues" in drawn,
+        "loss by position": "loss_by_position" in drawn,
+        "λ over training": "strength_over_training" in drawn,
+    }
+    return [name for name, there in parts.items() if not there]
+
+
+def write(base: Path, out: Path) -> Path:
+    """report.html, report.md, and tables/*.csv, figures/*.png and *.pdf beside them."""
+    found = runs(base)
+    tables.all_comparable(found)
+    made, drawn, said = all_tables(found), figures.all_figures(found), conclusions(found)
+    missing = absent(found, made, dict(drawn))
+    pictures = {
+        name: {kind: figures.drawn(draw, kind) for kind in ("svg", "png", "pdf")}
+        | {"dark": figures.drawn(draw, "svg", dark=True)}
+        for name, (_, draw) in drawn.items()
+    }
+    for folder in ("tables", "figures"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    for table in made:
+        (out / "tables" / f"{table.name}.csv").write_text(table.csv())
+    for name, kinds in pictures.items():
+        for kind in ("png", "pdf"):
+            (out / "figures" / f"{name}.{kind}").write_bytes(kinds[kind])
+    sections = ["<h2>What this run can and cannot conclude</h2><ul>"]
+    sections += [f"<li>{escape(x)}</li>" for x in said]
+    sections += ["</ul>"] + (
+        [f"<p class='missing'>No results for: {escape(', '.join(missing))}.</p>"] if missing else []
+    )
+    sections += ["<h2>Figures</h2>"]
+    for name, (title, _) in drawn.items():
+        light, dark = (base64.b64encode(pictures[name][kind]).decode() for kind in ("svg", "dark"))
+        sections.append(
+            f"<h3>{escape(title)}</h3><picture>"
+            f"<source media='(prefers-color-scheme: dark)' srcset='data:image/svg+xml;base64,{dark}'>"
+            f"<img alt='{escape(title)}' src='data:image/svg+xml;base64,{light}'></picture>"
+        )
+    sections += ["<h2>Tables</h2><p>The paper's own figures are in columns <span class='paper'>like this</span>.</p>"]
+    sections += [table.html() for table in made]
+    sections += ["<h2>Runs</h2><ul>"]
+    for run in found:
+        about = f"{run.path.name}: {tables.name_of(run.arm)}, seed {run.seed}, {run.config['total_tokens']:,} tokens"
+        about += f", rows of {run.train_length}" + ("" if run.complete else ", not finished")
+        sections.append(f"<li>{escape(about)}</li>")
+    sections += ["</ul>"]
+    page = (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<link rel='icon' href='data:,'><title>QED: results</title><style>{STYLE}</style></head>"
+        f"<body><h1>The Query Knows What to Forget: results</h1>{chr(10).join(sections)}</body></html>\n"
+    )
+    text = ["# Results", "", "## What this run can and cannot conclude", "", *(f"- {x}" for x in said), ""]
+    text += [f"No results for: {', '.join(missing)}.", ""] if missing else []
+    text += [f"![{title}](figures/{name}.png)\n" for name, (title, _) in drawn.items()]
+    text += [table.markdown() for table in made]
+    (out / "report.md").write_text("\n".join(text))
+    part = out / "report.html.part"
+    part.write_text(page)
+    part.replace(out / "report.html")
+    return out / "report.html"
+
+
+def write_eigenvalues(checkpoint: Path, data: Path, *, samples: int, out: Path, device: str, console: Console) -> None:
+    """`qed eigenvalues`."""
+    shards = TokenShards(data)
+    run = Evaluation(
+        checkpoint,
+        None if (checkpoint / "tokenizer.json").exists() else str(data / "tokenizer.json"),
+        Options(),
+        device,
+        console,
+    )
+    if shards.index["tokenizer_sha256"] != run.about["tokenizer"]:
+        raise ValueError(f"--data: expected tokens of the checkpoint's tokenizer, got another's in {data}")
+    run.model = run.model.to(torch.float32)  # e is a difference from 1
+    with console.status("reading text") as status:
+        found = eigenvalues.measure(
+            run.model, shards, samples=samples, done=lambda n: status.update(f"{n:,} tokens read")
+        )
+    about = {"checkpoint": run.about["checkpoint"], "tokenizer": run.about["tokenizer"], "samples": samples}
+    provenance = {"environment": environment(device), "git": git_state(), "data": str(data)}
+    write_json(out, {"about": about, "provenance": provenance} | found)
+    e = found["all"]["eigenvalue"]
+    console.print(
+        f"e = 1 − aᵀk over {e['samples']:,} samples: from {e['quantiles']['0.0']:.4f} to {e['quantiles']['1.0']:.4f}"
+    )
+    for name, x in found["all"].items():
+        if name != "eigenvalue":
+            console.print(f"{name}: mean {x['mean']:.4f}, most {x['quantiles']['1.0']:.4g}")
+    console.print(f"written to {out}", markup=False)

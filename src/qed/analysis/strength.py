@@ -1,0 +1,89 @@
+"""`qed strength`: λ → s·λ in a trained checkpoint, at every token of prompt and answer, on the same frozen examples.
+
+Each scale is compared with s = 1 example by example: exact McNemar, corrected (Holm) for all comparisons made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..data.shards import write_json
+from ..eval.run import Evaluation, Options, evaluate
+from ..layers import Mixer
+from ..model.causal_lm import QEDForCausalLM
+from .results import Result, discordant, folder
+from .stats import holm, mcnemar
+
+
+def mean_strength(model: QEDForCausalLM) -> float:
+    """Over layers and heads."""
+    mixers = [block.mixer for block in model.model.layers if isinstance(block.mixer, Mixer)]
+    found = [mixer.strength().detach().float() for mixer in mixers if mixer.row.strength]
+    if not found:
+        raise ValueError("CHECKPOINT: expected a model with a learned λ, got none: there is nothing to scale")
+    return float(torch.cat(found).mean())
+
+
+def compare(by_scale: dict[float, dict[str, Result]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """By scale and result: accuracy, and against s = 1 the discordant pairs and p-values."""
+    if 1.0 not in by_scale:
+        raise ValueError(f"--scales: expected 1 among them, to compare with, got {sorted(by_scale)}")
+    trained = by_scale[1.0]
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for scale, results in by_scale.items():
+        rows[str(scale)] = {}
+        for name, result in results.items():
+            if "correct" not in result.result:
+                continue
+            row = rows[str(scale)][name] = {key: result.result[key] for key in ("samples", "correct", "accuracy")}
+            if scale != 1.0 and name in trained:
+                b, c, _ = discordant(result, trained[name])
+                row |= {"better": b, "worse": c, "p": mcnemar(b, c)}
+    compared = [row for results in rows.values() for row in results.values() if "p" in row]
+    for row, p in zip(compared, holm([row["p"] for row in compared]), strict=True):
+        row["p_holm"] = p
+    return rows
+
+
+def sweep(
+    checkpoint: Path,
+    scales: tuple[float, ...],
+    tasks: list[str],
+    options: Options,
+    *,
+    out: Path,
+    tokenizer: str | None,
+    device: str,
+    console: Console,
+) -> dict[str, Any]:
+    if 1.0 not in scales:
+        raise ValueError(f"--scales: expected 1 among them, to compare with, got {', '.join(map(str, scales))}")
+    probe = Evaluation(checkpoint, tokenizer, options, "cpu", Console(quiet=True))
+    trained = mean_strength(probe.model)
+    for scale in scales:
+        console.rule(f"s = {scale:g}")
+        chosen = dataclasses.replace(options, strength=scale, prompts=options.prompts or out / "prompts")
+        folder_ = out / f"{scale:g}"
+        evaluate(checkpoint, tasks, chosen, out=folder_, tokenizer=tokenizer, device=device, console=console)
+    rows = compare({scale: folder(out / f"{scale:g}") for scale in scales})
+    report = {"mean_strength": {str(scale): scale * trained for scale in scales}, "scales": rows}
+    write_json(out / "strength.json", report)
+    names = list(rows["1.0"])
+    table = Table("s", "mean λ", *names, title="accuracy, and p against s = 1 (Holm)")
+    for scale in scales:
+        cells = []
+        for name in names:
+            row = rows[str(scale)].get(name)
+            cells.append(
+                "" if row is None else f"{row['accuracy']:.1%}" + (f" ({row['p_holm']:.2g})" if "p" in row else "")
+            )
+        table.add_row(f"{scale:g}", f"{scale * trained:.3f}", *cells)
+    console.print(table)
+    console.print(f"written to {out}", markup=False)
+    return report

@@ -1,0 +1,226 @@
+"""From result files to a page: numbers, what is missing, what is refused, and how it looks in a browser."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from typer.testing import CliRunner
+
+from qed.analysis import results
+from qed.analysis.conclusions import conclusions
+from qed.analysis.report import write
+from qed.analysis.strength import compare
+from qed.analysis.tables import contrasts
+from qed.cli import app
+
+LENGTHS = (512, 1024, 2048, 4096)
+
+
+def evaluated(folder: Path, name: str, right: list[int], **about: Any) -> None:
+    """A finished result of 100 examples; `right` has the indices of those that are correct."""
+    folder.mkdir(parents=True, exist_ok=True)
+    task, _, rest = name.partition("-")
+    fixed = {"task": task, "tokenizer": "t", "prompts": f"{name}.jsonl", "strength": 1.0, "bos": True}
+    fixed |= {"length": int(rest), "sizing": "linear"} if rest.isdigit() else {"variant": rest}
+    result = {"samples": 100, "correct": len(right), "accuracy": len(right) / 100, "tokens": {"median": 9}}
+    (folder / f"{name}.json").write_text(json.dumps({"about": fixed | about, "result": result}))
+    rows = [{"index": i, "correct": int(i in set(right))} for i in range(100)]
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def trained(base: Path, arm: str, seed: int, shares: tuple[float, ...], fda: int = 10) -> Path:
+    """A run of 3 steps with rows of 512."""
+    folder = base / f"{arm}-{seed}"
+    folder.mkdir(parents=True)
+    config = {"model": {"rule": arm}, "seed": seed, "sequence": 512, "total_tokens": 3000, "batch_tokens": 1000}
+    (folder / "config.json").write_text(json.dumps({"config": config}))
+    rows = [
+        {"step": i, "tokens": 1000 * (i + 1), "loss": 3.0, "strength": {"0": 0.03 + 0.01 * i} if arm != "gdn2" else {}}
+        | ({"validation_loss": 2.5 + seed / 100} if i == 2 else {})
+        for i in range(3)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for length, share in zip(LENGTHS, shares, strict=True):
+        evaluated(folder / "eval", f"niah_single_1-{length}", list(range(int(100 * share))))
+    evaluated(folder / "eval", "fda-A1", list(range(fda)))
+    bins = [
+        {"from": 0, "to": 64, "loss": 3.0, "standard_error": 0.1},
+        {"from": 64, "to": 512, "loss": 2.0, "standard_error": 0.1},
+    ]
+    positions = {"about": {"task": "positions", "tokenizer": "t"}, "result": {"bins": bins, "loss": 2.1}}
+    (folder / "eval" / "positions-512.json").write_text(json.dumps(positions))
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    base = tmp_path / "runs"
+    for seed in (0, 1):
+        trained(base, "gdn2", seed, (1.0, 0.8, 0.5, 0.1))
+        run = trained(base, "qed", seed, (1.0, 0.95, 0.8, 0.4), fda=30)
+        trained(base, "qed-rand", seed, (1.0, 0.8, 0.5, 0.12 if seed else 0.1))
+        for scale in (-1.0, 0.0, 1.0, 2.0):
+            evaluated(
+                run / "strength" / f"{scale:g}", "niah_single_1-2048", list(range(60 + int(10 * scale))), strength=scale
+            )
+    summary = {"samples": 1000, "mean": 0.5, "quantiles": {str(q): q for q in (0.0, 0.01, 0.5, 0.99, 1.0)}}
+    names = ("eigenvalue", "rho", "outside", "correction", "change")
+    found = {
+        "all": dict.fromkeys(names, summary),
+        "eigenvalue_histogram": {"edges": [-1, 0, 1, 2], "counts": {"0": [0, 90, 10]}},
+    }
+    (base / "qed-0" / "eigenvalues.json").write_text(json.dumps(found))
+    return base
+
+
+def test_everything_is_written(base: Path, tmp_path: Path) -> None:
+    page = write(base, tmp_path / "out").read_text()
+    out = tmp_path / "out"
+    tables = {
+        "table2_validation_loss",
+        "table3_niah_single_1",
+        "table4_strength",
+        "figure2_contrasts",
+        "eigenvalues",
+        "loss_by_position",
+    }
+    assert {x.stem for x in (out / "tables").glob("*.csv")} == tables
+    figures = {
+        "figure1_niah_single_1",
+        "figure2_contrasts",
+        "figure3_recall",
+        "loss_by_position",
+        "eigenvalues",
+        "strength_over_training",
+    }
+    for kind in ("png", "pdf"):
+        assert {x.stem for x in (out / "figures").glob(f"*.{kind}")} == figures
+    assert "95.0 [88.7, 98.4]" in page  # Clopper and Pearson's, of 95 in 100
+    assert "paper: 32K" in page
+    assert "http" not in re.sub(r"data:image/svg\+xml;base64,[^']*", "", page)  # nothing from elsewhere
+    assert page.count("<img") == len(figures)
+    text = (out / "report.md").read_text()
+    assert "| seed | arm | 512 | 1K | 2K | 4K | FDA (A1) |" in text
+    again = write(base, tmp_path / "again").read_text()
+    assert again == page
+
+
+def test_what_is_missing_is_said_not_zero(base: Path, tmp_path: Path) -> None:
+    (base / "qed-1" / "eval" / "niah_single_1-4096.json").unlink()
+    shutil.rmtree(base / "gdn2-1")
+    page = write(base, tmp_path / "out").read_text()
+    rows = (tmp_path / "out" / "tables" / "table3_niah_single_1.csv").read_text().splitlines()
+    (row,) = [x for x in rows if x.startswith("1,QED,")]
+    assert row.split(",missing")[0].count("[") == 3
+    assert not any(x.startswith("1,GDN-2") for x in rows)
+    assert "Missing: GDN-2 seed 1." in page
+    assert "No results for: S-NIAH-2, S-NIAH-3." in page
+
+
+def test_contrasts_are_paired_and_past_the_training_length(base: Path) -> None:
+    found = {x.name: x for x in contrasts(results.runs(base))}
+    difference, (low, _), p = found["mechanism"].seeds[0]
+    assert difference == pytest.approx(100 * (15 + 30 + 30) / 300)
+    assert low > 0
+    assert p < 1e-9
+    assert found["gate"].seeds == {}
+    assert found["direction"].overall is not None
+
+
+def test_what_is_concluded_follows_the_intervals(base: Path) -> None:
+    said = " ".join(conclusions(results.runs(base)))
+    assert "The mechanism (QED against GDN-2: +25.0 points at seed 0, +25.0 points at seed 1) is better" in said
+    assert "The gate (QED against QED-nogate) cannot be judged" in said
+    assert (
+        "QED is above GDN-2 on S-NIAH-1 at every length past the training length, at every seed. Holds here in all 6"
+        in said
+    )
+    for length in (1024, 2048, 4096):
+        evaluated(base / "qed-1" / "eval", f"niah_single_1-{length}", [])
+    said = " ".join(conclusions(results.runs(base)))
+    assert "reverses between seeds: undecided" in said
+    assert "Does not hold here: 3 of 6 comparisons agree" in said
+    evaluated(base / "gdn2-0" / "eval", "niah_single_1-512", list(range(20)))
+    said = " ".join(conclusions(results.runs(base)))
+    assert "has not been learned at the training length by GDN-2 seed 0 (13 to 29 %)" in said
+
+
+def test_strengths_are_compared_with_the_trained_one(base: Path) -> None:
+    rows = compare(results.Run(base / "qed-0").strengths)
+    assert rows["2.0"]["niah_single_1-2048"]["better"] == 10
+    assert rows["-1.0"]["niah_single_1-2048"]["worse"] == 20
+    assert rows["2.0"]["niah_single_1-2048"]["p"] == pytest.approx(2 / 2**10)
+    assert rows["2.0"]["niah_single_1-2048"]["p_holm"] == pytest.approx(2 * 2 / 2**10)
+    assert "p" not in rows["1.0"]["niah_single_1-2048"]
+    with pytest.raises(ValueError, match="--scales: expected 1 among them"):
+        compare({2.0: {}})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer": "other"}, r"not in one table: tokenizer is 't' in .*tokenizer is 'other' in .*qed-1"),
+        ({"prompts": "x"}, r"not in one table: prompts is .* prompts is 'x' in"),
+        ({"sizing": "binary"}, r"not in one table: sizing is 'linear' in .* sizing is 'binary' in"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path, change: dict[str, str], message: str) -> None:
+    evaluated(base / "qed-1" / "eval", "niah_single_1-512", [1], **change)
+    with pytest.raises(ValueError, match=message):
+        write(base, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_results_are_named(base: Path, tmp_path: Path) -> None:
+    file = base / "qed-0" / "eval" / "niah_single_1-1024.jsonl"
+    text = file.read_text()
+    file.write_text(text[:-10])
+    with pytest.raises(ValueError, match=r"niah_single_1-1024.jsonl:100: expected a JSON object"):
+        write(base, tmp_path / "out")
+    file.write_text("".join(text.splitlines(keepends=True)[:40]))
+    with pytest.raises(ValueError, match=r"niah_single_1-1024.jsonl:40: expected 100 lines, got 40"):
+        write(base, tmp_path / "out")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert "RUNS: expected a folder of runs" in done.output
+
+
+@pytest.mark.parametrize(("dark", "paper"), [(False, (255, 255, 255)), (True, (0x16, 0x18, 0x1C))])
+def test_in_a_browser(base: Path, tmp_path: Path, dark: bool, paper: tuple[int, int, int]) -> None:
+    """The page renders without a word on the console, in light and dark, with each arm's colour to be seen."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium here")
+    page, shot = write(base, tmp_path / "out"), tmp_path / "shot.png"
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--window-size=412,4000",
+        f"--screenshot={shot}",
+    ]
+    options += [
+        "--enable-logging=stderr",
+        "--v=0",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=5000",
+    ]
+    options += ["--blink-settings=preferredColorScheme=0" if dark else "--blink-settings=preferredColorScheme=1"]
+    done = subprocess.run([chromium, *options, page.as_uri()], capture_output=True, text=True, timeout=120)
+    assert shot.exists(), done.stderr[-2000:]
+    assert "CONSOLE" not in done.stderr, done.stderr
+    seen = np.unique((imread(shot)[..., :3].reshape(-1, 3) * 255).round().astype(int), axis=0)
+
+    def nearest(colour: tuple[int, int, int]) -> int:
+        return int(np.abs(seen - np.array(colour)).max(1).min())
+
+    assert nearest(paper) == 0
+    for colour in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73)):  # GDN-2, QED, QED-rand
+        assert nearest(colour) < 10
