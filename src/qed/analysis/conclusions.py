@@ -125,11 +125,11 @@ def _claims(runs: list[Run]) -> list[str]:
         outcomes = []
         for seed in seeds:
             if ("qed", seed) in known and ("gdn2", seed) in known:
-                one, two = known["qed", seed].results.get(name), known["gdn2", seed].results.get(name)
-                if one is None or two is None:
+                here, there_ = known["qed", seed].results.get(name), known["gdn2", seed].results.get(name)
+                if here is None or there_ is None:
                     outcomes.append(None)
                     continue
-                difference, (low, high) = paired_difference(*discordant(one, two))
+                difference, (low, high) = paired_difference(*discordant(here, there_))
                 outcomes.append(None if low <= 0 <= high else difference > 0)
         texts.append(judged(f"QED raises {name} above GDN-2 at every seed", outcomes))
     ranges = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import matplotlib as mpl
@@ -214,10 +215,8 @@ def all_figures(runs: list[Run]) -> dict[str, tuple[str, Callable[[], Figure]]]:
     found: dict[str, tuple[str, Callable[[], Figure]]] = {}
     for task in NEEDLES:
         if needle_lengths(runs, task):
-            found[f"figure1_{task}"] = (
-                f"{TITLES[task]} accuracy against context length",
-                lambda task=task: accuracy(runs, task),
-            )
+            title = f"{TITLES[task]} accuracy against context length"
+            found[f"figure1_{task}"] = (title, partial(accuracy, runs, task))
     if any(x.seeds for x in contrasts(runs)):
         found["figure2_contrasts"] = ("Four contrasts, 95 % intervals", lambda: contrast(runs))
     if recall_names(runs):

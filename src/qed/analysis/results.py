@@ -137,6 +137,13 @@ class Run:
         return dict(sorted(found.items()))
 
     @cached_property
+    def mean_strength(self) -> dict[float, float]:
+        """Mean λ of the sweep, by scale."""
+        path = self.path / "strength" / "strength.json"
+        found = json.loads(path.read_text())["mean_strength"] if path.exists() else {}
+        return {float(scale): mean for scale, mean in found.items()}
+
+    @cached_property
     def eigenvalues(self) -> dict[str, Any] | None:
         path = self.path / "eigenvalues.json"
         return json.loads(path.read_text()) if path.exists() else None

@@ -165,7 +165,9 @@ def strength_sweep(runs: list[Run]) -> Table:
     for run in swept:
         comparison = compare(run.strengths)
         for scale, results in run.strengths.items():
+            mean = run.mean_strength.get(scale)
             row: list[str | None] = [name_of(run.arm), str(run.seed), f"{scale:g}"]
+            row.append(None if mean is None else f"{mean:.3f}")
             for name in names:
                 if name not in results:
                     row.append(None)
@@ -176,7 +178,7 @@ def strength_sweep(runs: list[Run]) -> Table:
             figures = paper.STRENGTH.get(run.seed, {}).get(scale) if run.arm == "qed" else None
             row += [None] * 6 if figures is None else [f"{x:g}" for x in figures]
             rows.append(row)
-    columns = ["arm", "seed", "s", *(_title(name) for name in names)]
+    columns = ["arm", "seed", "s", "mean λ", *(_title(name) for name in names)]
     theirs = set(range(len(columns), len(columns) + 6))
     columns += ["mean λ", *(_length(n) for n in paper.STRENGTH_LENGTHS), "FDA"]
     note = "p: exact McNemar against s = 1 on the same examples; Holm over a run's comparisons."

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from tokenizers import Tokenizer
+from transformers.utils import logging as transformers_logging
 
 from ..data import tokenization
 from ..data.shards import TokenShards
@@ -165,6 +166,7 @@ class Evaluation:
         if not checkpoint.is_dir():
             raise ValueError(f"CHECKPOINT: expected a folder that save_pretrained wrote, got {checkpoint}")
         self.options, self.device, self.console = options, device, console
+        transformers_logging.disable_progress_bar()  # one bar is enough
         self.tokenizer = matching_tokenizer(checkpoint, tokenizer)
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.model: QEDForCausalLM = QEDForCausalLM.from_pretrained(checkpoint, dtype=self.dtype).to(device).eval()
