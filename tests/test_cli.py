@@ -49,5 +49,5 @@ def test_a_missing_plotting_package_is_said_before_the_work(tmp_path: Path) -> N
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
-    assert "pip install 'qed-attention[plot]'" in result.stdout
+    assert "pip install 'qed-attention[analysis]'" in result.stdout
     assert not (tmp_path / "out").exists()
