@@ -18,14 +18,14 @@ from .stats import clopper_pearson, wilson
 from .tables import (
     NEEDLES,
     TITLES,
-    _length,
-    _recall_title,
     arms_of,
     by_arm_and_seed,
     contrasts,
+    length_title,
     name_of,
     needle_lengths,
     recall_names,
+    recall_title,
     seeds_of,
 )
 
@@ -75,7 +75,7 @@ def accuracy(runs: list[Run], task: str) -> Figure:
         panel.axvline(trained, linestyle="--", linewidth=1, color="#888888")
         panel.annotate("training length", (trained, 0.02), rotation=90, fontsize=7, ha="right", color="#888888")
         panel.set_xscale("log", base=2)
-        panel.set_xticks(lengths, [_length(n) for n in lengths])
+        panel.set_xticks(lengths, [length_title(n) for n in lengths])
         panel.minorticks_off()
         panel.set_ylim(-0.02, 1.04)
         panel.set_xlabel("context length (tokens)")
@@ -137,7 +137,7 @@ def recall(runs: list[Run]) -> Figure:
                     **style(runs, arm),
                 )
                 first = False
-    panel.set_xticks(range(len(names)), [_recall_title(name) for name in names], fontsize=8)
+    panel.set_xticks(range(len(names)), [recall_title(name) for name in names], fontsize=8)
     panel.set_ylabel("accuracy")
     panel.legend(fontsize=8)
     figure.tight_layout()

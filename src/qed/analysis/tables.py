@@ -139,11 +139,11 @@ def retrieval(runs: list[Run], task: str) -> Table:
                 figures = paper.NIAH_1.get(seed, {}).get(arm)
                 row += [None] * 9 if figures is None else [f"{x:g}" for x in figures]
             rows.append(row)
-    columns = ["seed", "arm", *(_length(n) for n in lengths), *(_recall_title(name) for name in recall)]
+    columns = ["seed", "arm", *(length_title(n) for n in lengths), *(recall_title(name) for name in recall)]
     theirs: set[int] = set()
     if main:
         theirs = set(range(len(columns), len(columns) + 9))
-        columns += [*(_length(n) for n in paper.LENGTHS), *(TITLES[x] for x in paper.RECALL)]
+        columns += [*(length_title(n) for n in paper.LENGTHS), *(TITLES[x] for x in paper.RECALL)]
     return Table(
         name=f"table3_{task}",
         title=f"{TITLES[task]} accuracy (%) at each length" + (", and recall" if recall else ""),
@@ -180,7 +180,7 @@ def strength_sweep(runs: list[Run]) -> Table:
             rows.append(row)
     columns = ["arm", "seed", "s", "mean λ", *(_title(name) for name in names)]
     theirs = set(range(len(columns), len(columns) + 6))
-    columns += ["mean λ", *(_length(n) for n in paper.STRENGTH_LENGTHS), "FDA"]
+    columns += ["mean λ", *(length_title(n) for n in paper.STRENGTH_LENGTHS), "FDA"]
     note = "p: exact McNemar against s = 1 on the same examples; Holm over a run's comparisons."
     return Table(
         name="table4_strength",
@@ -292,18 +292,18 @@ def _brackets(x: Interval) -> str:
     return f"[{x.low:+.1f}, {x.high:+.1f}]"
 
 
-def _length(n: int) -> str:
+def length_title(n: int) -> str:
     return f"{n // 1024}K" if n % 1024 == 0 else str(n)
 
 
-def _recall_title(name: str) -> str:
+def recall_title(name: str) -> str:
     task, _, variant = name.partition("-")
     return f"{TITLES[task]} ({variant})"
 
 
 def _title(name: str) -> str:
     task, _, rest = name.partition("-")
-    return f"{TITLES[task]} {_length(int(rest))}" if task in NEEDLES else _recall_title(name)
+    return f"{TITLES[task]} {length_title(int(rest))}" if task in NEEDLES else recall_title(name)
 
 
 def _by_length(name: str) -> tuple[str, int, str]:
