@@ -59,6 +59,14 @@ def test_projection_leaves_nothing_to_change() -> None:
     assert "change" not in quantities(layer("gdn2"), x)
 
 
+def test_a_rule_of_two_steps_is_read_once() -> None:
+    with torch.no_grad():
+        found = quantities(layer("eda"), torch.randn(1, 20, 24, dtype=torch.float64))
+    assert found["eigenvalue"].shape == (1, 40, 2)
+    assert found["outside"].shape == found["rho"].shape == (1, 20, 2)
+    assert (found["rho"] != 0).all()
+
+
 def test_by_layer() -> None:
     model = QEDForCausalLM(QEDConfig.tiny(num_hidden_layers=3, layer_types=["qed", "full_attention", "gdn2"])).eval()
     found = study(model, torch.randint(256, (1, 33)))

@@ -32,7 +32,7 @@ ROW = 2048  # tokens read at once
 
 
 def quantities(mixer: Mixer, x: Tensor) -> dict[str, Tensor]:
-    """Of every token and head, [B, T, H], from a mixer's inputs [B, T, hidden]; in float32."""
+    """Of every token (or sub-step) and head, [B, T, H], from a mixer's inputs [B, T, hidden]; in float32."""
     found = mixer.projections(x)
     q, k, a, u, g = mixer.row.operands(found)
     wide = [t.float() for t in (q, k, a)]
@@ -44,6 +44,8 @@ def quantities(mixer: Mixer, x: Tensor) -> dict[str, Tensor]:
     inside = erase_write(q, k, a, u, g, scale=mixer.read_scale)[0].float() - outside
     sizes = outside.norm(dim=-1), inside.norm(dim=-1)
     named["outside"] = sizes[0] / (sizes[0] + sizes[1]).clamp(min=1e-30)
+    for name in ("rho", "outside"):  # of the sub-step that is read
+        named[name] = named[name][:, mixer.row.substeps - 1 :: mixer.row.substeps]
     if mixer.row.strength and found.b is not None:
         correction = a_ - (found.b * found.k).float()
         named["correction"] = correction.norm(dim=-1) / a_.norm(dim=-1).clamp(min=1e-30)
