@@ -14,9 +14,16 @@ Rows = list[dict[str, object]]
 
 
 def run(
-    corpus_: str, out: Path, processes: int, parallel: str = "ddp", stop_at: int | None = None, context: int = 1
+    corpus_: str,
+    out: Path,
+    processes: int,
+    parallel: str = "ddp",
+    stop_at: int | None = None,
+    context: int = 1,
+    die_at: int | None = None,
 ) -> Rows:
-    """The metrics after `processes` processes have run to the end, or to a step and a save there."""
+    """The metrics after `processes` processes have run to the end, or to a step and a save there. `die_at`: one process
+    is killed before that step, once, and torchrun starts all again."""
     words = [*command(corpus_, out)[3:], "--set", f"parallel={parallel}", "--set", f"context={context}"]
     stop = (
         ""
@@ -30,10 +37,23 @@ def step(self):
 Trainer._step = step
 """
     )
+    if die_at is not None:
+        stop = f"""
+import os, pathlib, signal
+from qed.train.loop import Trainer
+taken, mark = Trainer._step, pathlib.Path({str(out.parent / "died")!r})
+def step(self):
+    if self.step == {die_at} and self.parallel.rank == 1 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return taken(self)
+Trainer._step = step
+"""
     script = out.parent / f"script-{processes}-{stop_at}.py"
     script.write_text(f"import torch\ntorch.set_num_threads(1)\n{stop}\nfrom qed.cli import app\napp()\n")
     start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
-    start = [*start, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if processes > 1 else [sys.executable]
+    start += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--max-restarts={int(die_at is not None)}"]
+    start = start if processes > 1 else [sys.executable]
     done = subprocess.run(
         [*start, str(script), *words], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -70,3 +90,9 @@ def test_either_goes_on_from_the_other(corpus: str, alone: Rows, tmp_path: Path)
     assert len(run(corpus, out, 2, "fsdp", stop_at=6)) == 6
     assert len(run(corpus, out, 1, stop_at=15)) == 15
     close(run(corpus, out, 2, "ddp"), alone)
+
+
+def test_a_killed_process_is_started_again(corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811
+    """torchrun's elastic restart: all go on from the last checkpoint to the same losses."""
+    close(run(corpus, tmp_path / "run", 2, die_at=13), alone)
+    assert (tmp_path / "died").exists()

@@ -45,6 +45,14 @@ class SummedLoss(nn.Module):
             return linear_cross_entropy(hidden.flatten(0, 1), self.model.lm_head.weight, rows[:, 1:].flatten())
 
 
+def _join(backend: str) -> None:
+    """After torchrun has started processes again, addresses of those before are still in its store: look elsewhere."""
+    store, rank, world = next(iter(dist.rendezvous("env://")))  # type: ignore[attr-defined]
+    attempt = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
+
+
 class Parallel:
     """`context` processes in a row share their rows of the batch, each with a stretch of every row's tokens."""
 
@@ -57,8 +65,7 @@ class Parallel:
                 self.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
                 torch.cuda.set_device(self.device)
             if not dist.is_initialized():
-                backend = "nccl" if device == "cuda" else "gloo"
-                dist.init_process_group(backend, timeout=timedelta(minutes=10))
+                _join("nccl" if device == "cuda" else "gloo")
         if self.world % context:
             raise ValueError(f"context: expected a divisor of {self.world} processes, got {context}")
         self.context_size, self.stretch = context, self.rank % context
