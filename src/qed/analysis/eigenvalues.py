@@ -23,6 +23,7 @@ from torch import Tensor
 from ..data.shards import TokenShards
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
+from ..model.inspection import mixer_inputs
 from ..ops import erase_write
 from ..rules import orthogonal
 
@@ -56,18 +57,8 @@ def quantities(mixer: Mixer, x: Tensor) -> dict[str, Tensor]:
 @torch.no_grad()
 def study(model: QEDForCausalLM, rows: Tensor) -> dict[int, dict[str, Tensor]]:
     """By layer, from tokens [B, T]."""
-    inputs: dict[int, Tensor] = {}
-    mixers = {i: block.mixer for i, block in enumerate(model.model.layers) if isinstance(block.mixer, Mixer)}
-    hooks = [
-        mixer.register_forward_pre_hook(lambda _, args, i=i: inputs.__setitem__(i, args[0]))
-        for i, mixer in mixers.items()
-    ]
-    try:
-        model.model(rows, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {i: {name: y.cpu() for name, y in quantities(mixer, inputs[i]).items()} for i, mixer in mixers.items()}
+    found = mixer_inputs(model, rows)
+    return {i: {name: y.cpu() for name, y in quantities(mixer, x).items()} for i, (mixer, x) in found.items()}
 
 
 def summary(values: np.ndarray) -> dict[str, Any]:

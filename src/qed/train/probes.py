@@ -13,24 +13,13 @@ from torch import Tensor
 
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
+from ..model.inspection import mixer_inputs
 
 
 @torch.no_grad()
 def ranges(model: QEDForCausalLM, ids: Tensor) -> dict[str, dict[str, list[float]]]:
     """By layer: [least, mean, most] of the erase gate b, the write gate w, the decay exp g and the eigenvalue."""
-    inputs: dict[int, Tensor] = {}
-    mixers = {i: block.mixer for i, block in enumerate(model.model.layers) if isinstance(block.mixer, Mixer)}
-    hooks = [
-        mixer.register_forward_pre_hook(lambda _, args, i=i: inputs.__setitem__(i, args[0]))
-        for i, mixer in mixers.items()
-    ]
-    try:
-        with torch.compiler.set_stance("force_eager"):  # compiled blocks would not see the hooks
-            model.model(ids, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {str(i): _of(mixer, inputs[i]) for i, mixer in mixers.items()}
+    return {str(i): _of(mixer, x) for i, (mixer, x) in mixer_inputs(model, ids).items()}
 
 
 def _of(mixer: Mixer, x: Tensor) -> dict[str, list[float]]:
