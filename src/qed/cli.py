@@ -230,9 +230,13 @@ def prepare(
     licence: Annotated[str, typer.Option(help="Kept in the index.")] = "unknown",
     shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens after which a new file begins.")] = 100_000_000,
     limit: Annotated[int | None, typer.Option(min=1, help="Documents to take, from the first.")] = None,
+    practice: Annotated[
+        float, typer.Option(help="Share of characters to be documents that practise the needle tasks, mixed in.")
+    ] = 0.0,
 ) -> None:
     """Turn documents into token shards for training."""
     from .data.prepare import prepare as run
+    from .eval.practice import Practice
 
     console = Console(stderr=True)
     with _reported(console, ValueError, OSError):
@@ -244,6 +248,7 @@ def prepare(
             licence=licence,
             shard_tokens=shard_tokens,
             limit=limit,
+            mix=Practice(share=practice) if practice else None,
             console=console,
         )
 

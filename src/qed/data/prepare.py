@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from rich.console import Console
@@ -26,6 +26,15 @@ AHEAD = 2  # blocks
 SAMPLE = 20_000  # documents a tokenizer is trained on
 
 
+class Mix(Protocol):
+    """A corpus with something mixed in, as a function of it and of what `about` says."""
+
+    @property
+    def about(self) -> dict[str, Any]: ...
+
+    def __call__(self, texts: Iterator[str]) -> Iterator[str]: ...
+
+
 def prepare(
     source: str,
     *,
@@ -35,10 +44,17 @@ def prepare(
     licence: str = "unknown",
     shard_tokens: int = 100_000_000,
     limit: int | None = None,
+    mix: Mix | None = None,
     console: Console,
 ) -> dict[str, Any]:
     """Writes `out` and returns its index. The same call on a folder that was not finished goes on."""
-    asked = {"source": source, "column": column, "tokenizer": tokenizer, "limit": limit, "shard_tokens": shard_tokens}
+    asked: dict[str, Any] = {"source": source, "column": column, "tokenizer": tokenizer, "limit": limit}
+    asked |= {"shard_tokens": shard_tokens} | ({} if mix is None else {"mix": mix.about})
+
+    def texts() -> Iterator[str]:
+        found = islice(sources.documents(source, column), limit)
+        return found if mix is None else mix(found)
+
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {out}")
     if (out / "index.json").exists():
@@ -48,17 +64,16 @@ def prepare(
         console.print(f"{out} is complete: {index['tokens']:,} tokens")
         return dict(index)
     out.mkdir(parents=True, exist_ok=True)
-    encoder, done, skip = _begin(out, asked, source, column, tokenizer)
+    encoder, done, skip = _begin(out, asked, texts(), tokenizer)
     encoder.encode_special_tokens = True  # "<s>" in a text is three characters, not a token
     begin, end = tokenization.ends(encoder)
     dtype = "uint16" if encoder.get_vocab_size() <= 2**16 else "uint32"
     writer = ShardWriter(out, dtype, shard_tokens, done)
     tokens, start = sum(shard.tokens for shard in done), time.perf_counter()
     new, documents = 0, skip
-    texts = islice(sources.documents(source, column), skip, limit)
     with _progress(console) as progress:
         task = progress.add_task("", total=None)
-        for block in _ahead(_blocks(texts)):
+        for block in _ahead(_blocks(islice(texts(), skip, None))):
             encoded = encoder.encode_batch_fast(block, add_special_tokens=False)
             first = [] if begin is None else [begin]
             finished = writer.add([np.array([*first, *e.ids, end], np.int64) for e in encoded])
@@ -91,7 +106,7 @@ def prepare(
     return index
 
 
-def _begin(out: Path, asked: dict[str, Any], source: str, column: str, tokenizer: str) -> tuple[Any, list[Shard], int]:
+def _begin(out: Path, asked: dict[str, Any], texts: Iterator[str], tokenizer: str) -> tuple[Any, list[Shard], int]:
     """The tokenizer, finished shards and documents in them: of a run before, or none."""
     state = out / "progress.json"
     if state.exists():
@@ -102,8 +117,7 @@ def _begin(out: Path, asked: dict[str, Any], source: str, column: str, tokenizer
             )
         encoder = tokenization.load(str(out / "tokenizer.json"))
         return encoder, [Shard(**shard) for shard in found["shards"]], found["documents"]
-    texts = islice(sources.documents(source, column), SAMPLE) if tokenizer.startswith(tokenization.BYTE_LEVEL) else ()
-    encoder = tokenization.load(tokenizer, texts)
+    encoder = tokenization.load(tokenizer, islice(texts, SAMPLE))
     tokenization.ends(encoder)
     part = out / "tokenizer.json.part"
     encoder.save(str(part))

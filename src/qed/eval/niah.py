@@ -122,7 +122,7 @@ def draw(task: Task, size: int, keys: Keys, haystack: Haystack, random: Random) 
     names, values, needles = [], [], []
     for _ in range(task.keys):
         names.append(random.choice(keys))
-        values.append(_value(task.kind, random))
+        values.append(value(task.kind, random))
         needles.append(NEEDLE.format(kind=task.kind, key=names[-1], value=values[-1]))
     order = list(range(task.keys))
     Random(42).shuffle(order)
@@ -146,7 +146,7 @@ def draw(task: Task, size: int, keys: Keys, haystack: Haystack, random: Random) 
     return prompt, values[asked], depths[order.index(asked)]
 
 
-def _value(kind: str, random: Random) -> str:
+def value(kind: str, random: Random) -> str:
     if kind == "numbers":
         return str(random.randint(1_000_000, 9_999_999))
     return str(uuid.UUID(int=random.getrandbits(128), version=4))

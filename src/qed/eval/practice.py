@@ -1,0 +1,90 @@
+"""Documents that practise the needle tasks, to mix into a corpus: models of a few million parameters, trained for
+minutes, do not learn to retrieve from plain text alone.
+
+Each is a short S-NIAH prompt over the corpus's own sentences or over noise, with one to six needles, and ends with all of
+them asked for and answered. Keys are pairs of the corpus's words. Evaluation draws its own keys, values and haystacks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from .niah import NEEDLE, NOISE, PROMPT, value
+
+HEAD, QUESTION, ANSWER = (
+    PROMPT.partition("{context}")[0],
+    PROMPT.partition("{context}")[2].partition("? ")[0] + "? ",
+    PROMPT.partition("{context}")[2].partition("? ")[2],
+)
+NUMBERS = 0.75  # of documents; the others hide uuids, which are longer
+NOISY = 0.5  # of haystacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Practice:
+    """A corpus with so large a share (of characters) of practice."""
+
+    share: float
+    seed: int = 0
+    shortest: int = 350  # characters of a document
+    longest: int = 1900
+    needles: int = 6  # at most
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ValueError(f"--practice: expected a share between 0 and 1, got {self.share}")
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __call__(self, texts: Iterator[str]) -> Iterator[str]:
+        owed = 0.0
+        for index, text in enumerate(texts):
+            yield text
+            owed += len(text) * self.share / (1 - self.share)
+            draw = Random(f"{self.seed}/{index}")
+            sentences = re.split(r"(?<=[.!?])\s+", text)
+            words = re.findall(r"\b[a-z]{3,12}\b", text)
+            while owed > 0 and len(words) > 1:
+                made = self.document(draw, sentences, words)
+                owed -= len(made)
+                yield made
+
+    def document(self, draw: Random, sentences: list[str], words: list[str]) -> str:
+        """Lengths are log-uniform: short documents are where retrieval is learned first."""
+        kind = "numbers" if draw.random() < NUMBERS else "uuids"
+        length = math.exp(draw.uniform(math.log(self.shortest), math.log(self.longest)))
+        one, each = kind[:-1], 170 if kind == "numbers" else 240  # characters that a needle and its answer take
+        count = draw.randint(1, max(1, min(self.needles, int((length - 300) / each))))
+        keys = [f"{draw.choice(words)}-{draw.choice(words)}" for _ in range(count)]
+        facts = {key: value(kind, draw) for key in keys}
+        room = int(length) - len(HEAD) - len(QUESTION) - each * len(facts)
+        parts, gap = _noise(room) if draw.random() < NOISY else _talk(room, sentences, draw)
+        for key, found in facts.items():
+            parts.insert(draw.randint(0, len(parts)), NEEDLE.format(kind=kind, key=key, value=found))
+        asked = list(facts)
+        draw.shuffle(asked)
+        answers = [f"{ANSWER.format(one=one, key=key)} {facts[key]}." for key in asked]
+        head, question = HEAD.format(one=one), QUESTION.format(one=one, key=asked[0])
+        return head + gap.join(parts) + question + " ".join(answers)
+
+
+def _noise(room: int) -> tuple[list[str], str]:
+    return [NOISE] * max(0, room // len(NOISE)), "\n"
+
+
+def _talk(room: int, sentences: list[str], draw: Random) -> tuple[list[str], str]:
+    """Consecutive sentences from somewhere."""
+    parts: list[str] = []
+    place = draw.randrange(len(sentences))
+    while room > 0 and place < len(sentences):
+        parts.append(sentences[place][:room])
+        room -= len(sentences[place]) + 1
+        place += 1
+    return parts, " "
