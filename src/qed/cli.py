@@ -224,12 +224,13 @@ def prepare(
     source: Annotated[
         str, typer.Argument(help="A file or folder of .jsonl, .parquet or .txt (.gz, .xz), hf:NAME, or synthetic:N.")
     ],
-    tokenizer: Annotated[str, typer.Option(help="A SentencePiece .model, a tokenizer.json, or bpe:N to train one.")],
+    tokenizer: Annotated[str, typer.Option(help="A SentencePiece .model, a tokenizer.json, bpe:N or words:N.")],
     out: Annotated[Path, typer.Option(help="The folder to write; run again to go on.")],
     column: Annotated[str, typer.Option(help="Where a document's text is.")] = "text",
     licence: Annotated[str, typer.Option(help="Kept in the index.")] = "unknown",
     shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens after which a new file begins.")] = 100_000_000,
     limit: Annotated[int | None, typer.Option(min=1, help="Documents to take, from the first.")] = None,
+    part: Annotated[str, typer.Option(help="held:N for one document in N, by its hash; rest:N for the others.")] = "",
     practice: Annotated[
         float, typer.Option(help="Share of characters to be documents that practise the needle tasks, mixed in.")
     ] = 0.0,
@@ -248,6 +249,7 @@ def prepare(
             licence=licence,
             shard_tokens=shard_tokens,
             limit=limit,
+            part=part,
             mix=Practice(share=practice) if practice else None,
             console=console,
         )
@@ -332,7 +334,9 @@ def eval_(
     checkpoint: Annotated[Path | None, typer.Argument(help="A folder that save_pretrained wrote.")] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(help="niah_single_1, _2, _3, niah_multikey_1, fda, swde, squad_completion, mqar or positions."),
+        typer.Option(
+            help="niah_single_1, _2, _3, niah_multikey_1, pairs, fda, swde, squad_completion, mqar or positions"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where results go; the same command again goes on.")] = Path("runs/eval"),
     lengths: Annotated[str, typer.Option(help="Of needle tasks, in tokens.")] = "1024,2048,4096,8192,16384,32768",
@@ -359,8 +363,7 @@ def eval_(
     device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Evaluate a checkpoint: retrieval, recall, loss by position."""
-    from .eval import niah
-    from .eval.run import TASKS, Options, evaluate, frozen, matching_tokenizer
+    from .eval.run import NEEDLES, TASKS, Options, evaluate, frozen, matching_tokenizer
 
     console = Console()
     tasks = [name for item in task or [] for name in item.split(",")]
@@ -390,7 +393,7 @@ def eval_(
         if prompts_only:
             encoder = matching_tokenizer(checkpoint, tokenizer)
             for name in tasks:
-                _choice(console, "--task", name, niah.TASKS)
+                _choice(console, "--task", name, NEEDLES)
                 for length in options.lengths:
                     console.print(str(frozen(name, length, options, encoder, out, console)), markup=False)
             return
@@ -511,17 +514,74 @@ def convert(
 
 @app.command()
 def reproduce(
-    out: Annotated[Path, typer.Option(help="Where the figure and the numbers go.")] = Path("runs/demonstration"),
+    scale: Annotated[str, typer.Option(help="mini (two cores), small (one large GPU) or paper (days).")] = "mini",
+    arms: Annotated[
+        str, typer.Option(help="Rules parted by commas, or all five of the paper; else the scale's own.")
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Parted by commas, instead of the scale's own.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Everything goes there; the same command again goes on.")] = None,
+    corpus: Annotated[str | None, typer.Option(help="Source for small and paper, as in `qed prepare`.")] = None,
+    validation: Annotated[str | None, typer.Option(help="A held-out source, instead of a part of the corpus.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="As in `qed prepare`.")] = None,
+    words: Annotated[Path | None, typer.Option(help="Word lists for keys, instead of the wonderwords package.")] = None,
+    essays: Annotated[
+        Path | None, typer.Option(help="S-NIAH-2's and -3's haystack; without it they are left out.")
+    ] = None,
+    data: Annotated[list[str] | None, typer.Option(help="TASK=FILE of fda, swde and squad_completion.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.")] = None,
+    only: Annotated[str, typer.Option(help="Names such as qed-0, parted by commas: just these trainings now.")] = "",
+    minutes: Annotated[float | None, typer.Option(min=0, help="Stop after so many, ready to go on.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="All stages of all arms with a few steps each.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Say what is done, and stop.")] = False,
+    collect: Annotated[Path | None, typer.Option(help="Copy the results there, packed, and stop.")] = None,
+    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
 ) -> None:
-    """Run the main job: at this version a demonstration of the recurrence, without training."""
-    from .reproduce import demonstrate
+    """Run the main job: train the paper's arms, measure them, write the report."""
+    import dataclasses
+
+    from .recipes.paper import ARMS
+    from .reproduce.plan import PLANS, Files, rehearsed
 
     console = Console()
-    if out.exists() and not out.is_dir():
-        console.print(f"--out: expected a directory, got the file {out}", style="red", markup=False)
-        raise typer.Exit(2)
-    with _reported(console, RuntimeError):
-        demonstrate(out, console)
+    _choice(console, "--scale", scale, PLANS)
+    with _reported(console, ValueError, OSError, RuntimeError, ImportError):
+        try:
+            from .reproduce import collecting, run
+        except ImportError as error:
+            raise ImportError(f"the report needs pip install 'qed-attention[analysis]': {error}") from error
+        files = Files(
+            corpus=corpus,
+            validation=validation,
+            tokenizer=tokenizer,
+            words=None if words is None else str(words),
+            essays=None if essays is None else str(essays),
+            recall={task: str(path) for task, path in _files(data).items()},
+        )
+        plan = PLANS[scale](files)
+        chosen = ARMS if arms == "all" else tuple(arms.split(","))
+        plan = dataclasses.replace(plan, arms=chosen if arms else plan.arms)
+        plan = dataclasses.replace(plan, seeds=_numbers("--seeds", seeds) if seeds else plan.seeds)
+        folder = out or Path("runs") / (f"{scale}-dry-run" if dry_run else scale)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"--out: expected a folder, got the file {folder}")
+        if status:
+            run.show_state(plan, folder, console)
+            return
+        if collect is not None:
+            console.print(f"{collecting.collect(folder, collect)} files in {collect}", markup=False)
+            return
+        if scale == "paper":
+            run.hours(plan, folder, _device(device), console)
+        result = run.reproduce(
+            rehearsed(plan) if dry_run else plan,
+            folder,
+            device=_device(device),
+            jobs=jobs or plan.jobs,
+            only=only.split(",") if only else [],
+            minutes=minutes,
+            console=console,
+        )
+    raise typer.Exit(result)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
     options = {"tokenizer": "bpe:300", "shard_tokens": 5000, "console": Console(quiet=True)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qed.data.prepare.BLOCK", 5000)
-        prepare("synthetic:60", out=folder, **options)
+        prepare("synthetic:150", out=folder, **options)
     return TokenShards(folder)
 
 

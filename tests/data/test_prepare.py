@@ -150,8 +150,8 @@ class CutError(Exception):
 
 @pytest.mark.parametrize("after", [0, 1, 90, 250])
 def test_a_cut_run_goes_on_to_the_same_bytes(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qed.data.prepare.BLOCK", 20_000)
-    options = {"shard_tokens": 20_000}
+    monkeypatch.setattr("qed.data.prepare.BLOCK", 5000)
+    options = {"shard_tokens": 5000}
     whole = quiet("synthetic:300", tmp_path / "whole", **options)
     assert len(whole.parts) > 2
     everything = sources.documents
@@ -167,7 +167,7 @@ def test_a_cut_run_goes_on_to_the_same_bytes(after: int, tmp_path: Path, monkeyp
         quiet("synthetic:300", tmp_path / "cut", **options)
     assert not (tmp_path / "cut" / "index.json").exists()
     monkeypatch.undo()
-    monkeypatch.setattr("qed.data.prepare.BLOCK", 20_000)
+    monkeypatch.setattr("qed.data.prepare.BLOCK", 5000)
     again = quiet("synthetic:300", tmp_path / "cut", **options)
     assert [x["sha256"] for x in again.index["shards"]] == [x["sha256"] for x in whole.index["shards"]]
     assert not list((tmp_path / "cut").glob("*.part"))
@@ -202,7 +202,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     for change, message in (
         ({1: "nowhere.jsonl"}, "which does not exist"),
         ({3: "bpe:9"}, "expected bpe:N with N of 257 or more"),
-        ({3: "nothing.model"}, "which is no file"),
+        ({3: "nothing.model"}, "no such file"),
     ):
         broken = [change.get(i, x) for i, x in enumerate(command)]
         broken[5] = str(tmp_path / "y")

@@ -22,6 +22,7 @@ from .tables import (
     by_arm_and_seed,
     contrasts,
     length_title,
+    main_task,
     name_of,
     needle_lengths,
     recall_names,
@@ -102,7 +103,7 @@ def contrast(runs: list[Run]) -> Figure:
         range(len(found)), [f"{x.name}\n{name_of(x.first)} − {name_of(x.second)}" for x in found], fontsize=8
     )
     panel.invert_yaxis()
-    panel.set_xlabel("points of S-NIAH-1 accuracy past the training length")
+    panel.set_xlabel(f"points of {TITLES[main_task(runs)]} accuracy past the training length")
     if panel.get_legend_handles_labels()[0]:
         panel.legend(fontsize=8)
     figure.tight_layout()

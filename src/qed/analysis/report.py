@@ -35,8 +35,9 @@ img { max-width: 100%; height: auto; } li { margin: .35rem 0; }
 def all_tables(found: list[Run]) -> list[tables.Table]:
     made = [tables.validation(found)]
     made += [tables.retrieval(found, task) for task in tables.NEEDLES if tables.needle_lengths(found, task)]
-    if tables.recall_names(found) and not tables.needle_lengths(found, "niah_single_1"):
-        made.append(tables.retrieval(found, "niah_single_1"))
+    main = tables.main_task(found)
+    if tables.recall_names(found) and not tables.needle_lengths(found, main):
+        made.append(tables.retrieval(found, main))
     made.append(tables.contrast_table(found))
     made += [tables.strength_sweep(found)] if any(run.strengths for run in found) else []
     made += [tables.eigenvalue_table(found)] if any(run.eigenvalues for run in found) else []

@@ -53,11 +53,17 @@ class Result:
     @cached_property
     def right(self) -> dict[int, bool]:
         """By example."""
-        path = self.path.with_suffix(".jsonl")
+        path = plain_or_packed(self.path.with_suffix(".jsonl"))
         rows = list(lines(path))
         if len(rows) != self.result["samples"]:
             raise ValueError(f"{path}:{len(rows)}: expected {self.result['samples']} lines, got {len(rows)}")
         return {row["index"]: bool(row["correct"]) for row in rows}
+
+
+def plain_or_packed(path: Path) -> Path:
+    """The file, or the .xz that stands in for it."""
+    packed = path.with_name(path.name + ".xz")
+    return packed if packed.exists() and not path.exists() else path
 
 
 def comparable(results: list[Result]) -> None:
@@ -109,7 +115,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        path = self.path / "metrics.jsonl"
+        path = plain_or_packed(self.path / "metrics.jsonl")
         return list(lines(path)) if path.exists() else []
 
     @property

@@ -13,10 +13,10 @@ from .stats import Interval, across_seeds, clopper_pearson, mcnemar, paired_diff
 from .strength import compare
 
 MISSING = "missing"
-NEEDLES = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
+NEEDLES = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "pairs")
 TITLES = {
     **{"niah_single_1": "S-NIAH-1", "niah_single_2": "S-NIAH-2", "niah_single_3": "S-NIAH-3"},
-    **{"niah_multikey_1": "MK-NIAH-1", "fda": "FDA", "swde": "SWDE", "squad_completion": "SQuAD"},
+    **{"niah_multikey_1": "MK-NIAH-1", "pairs": "Pairs", "fda": "FDA", "swde": "SWDE", "squad_completion": "SQuAD"},
 }
 
 
@@ -80,6 +80,11 @@ def needle_lengths(runs: list[Run], task: str) -> list[int]:
     return sorted(found)
 
 
+def main_task(runs: list[Run]) -> str:
+    """The needle task that is judged: the paper's, unless the runs only have the one for tiny models."""
+    return "pairs" if needle_lengths(runs, "pairs") and not needle_lengths(runs, "niah_single_1") else "niah_single_1"
+
+
 def recall_names(runs: list[Run]) -> list[str]:
     """Results of recall tasks: their variant is in the name, so that no column mixes two."""
     names = {name for run in runs for name in run.results if name.split("-")[0] in ("fda", "swde", "squad_completion")}
@@ -123,10 +128,10 @@ def validation(runs: list[Run]) -> Table:
 
 
 def retrieval(runs: list[Run], task: str) -> Table:
-    """Table 3, for one needle task; S-NIAH-1 with the recall tasks and the paper's figures."""
+    """Table 3, for one needle task; the main one with the recall tasks, S-NIAH-1 with the paper's figures."""
     lengths, known = needle_lengths(runs, task), by_arm_and_seed(runs)
-    main = task == "niah_single_1"
-    recall = recall_names(runs) if main else []
+    paper_has_it = task == "niah_single_1"
+    recall = recall_names(runs) if task == main_task(runs) else []
     wanted = [f"{task}-{n}" for n in lengths] + recall
     rows: list[list[str | None]] = []
     for seed in seeds_of(runs):
@@ -135,13 +140,13 @@ def retrieval(runs: list[Run], task: str) -> Table:
                 continue
             results = known[arm, seed].results
             row: list[str | None] = [str(seed), name_of(arm), *(percent(results.get(name)) for name in wanted)]
-            if main:
+            if paper_has_it:
                 figures = paper.NIAH_1.get(seed, {}).get(arm)
                 row += [None] * 9 if figures is None else [f"{x:g}" for x in figures]
             rows.append(row)
     columns = ["seed", "arm", *(length_title(n) for n in lengths), *(recall_title(name) for name in recall)]
     theirs: set[int] = set()
-    if main:
+    if paper_has_it:
         theirs = set(range(len(columns), len(columns) + 9))
         columns += [*(length_title(n) for n in paper.LENGTHS), *(TITLES[x] for x in paper.RECALL)]
     return Table(
@@ -203,8 +208,8 @@ class Contrast:
     overall: tuple[float, Interval] | None
 
 
-def contrasts(runs: list[Run], task: str = "niah_single_1") -> list[Contrast]:
-    known, found = by_arm_and_seed(runs), []
+def contrasts(runs: list[Run]) -> list[Contrast]:
+    known, task, found = by_arm_and_seed(runs), main_task(runs), []
     for name, (first, second) in paper.CONTRASTS.items():
         seeds = {}
         for seed in seeds_of(runs):
@@ -236,7 +241,7 @@ def contrast_table(runs: list[Run]) -> Table:
         rows.append(row)
     return Table(
         name="figure2_contrasts",
-        title="Contrasts: points of S-NIAH-1 accuracy, all lengths past the training length together",
+        title=f"Contrasts: points of {TITLES[main_task(runs)]} accuracy, all lengths past the training length together",
         columns=["contrast", "arms", *(f"seed {seed}" for seed in seeds), "across seeds"],
         rows=rows,
         note="By seed: Tango's paired 95 % interval on the same examples. Across seeds: Student's, over trainings.",

@@ -44,15 +44,17 @@ def prepare(
     licence: str = "unknown",
     shard_tokens: int = 100_000_000,
     limit: int | None = None,
+    part: str = "",
     mix: Mix | None = None,
     console: Console,
 ) -> dict[str, Any]:
     """Writes `out` and returns its index. The same call on a folder that was not finished goes on."""
     asked: dict[str, Any] = {"source": source, "column": column, "tokenizer": tokenizer, "limit": limit}
-    asked |= {"shard_tokens": shard_tokens} | ({} if mix is None else {"mix": mix.about})
+    asked |= {"shard_tokens": shard_tokens} | ({"part": part} if part else {})
+    asked |= {} if mix is None else {"mix": mix.about}
 
     def texts() -> Iterator[str]:
-        found = islice(sources.documents(source, column), limit)
+        found = islice(sources.part(sources.documents(source, column), part), limit)
         return found if mix is None else mix(found)
 
     if out.exists() and not out.is_dir():

@@ -11,6 +11,7 @@ synthetic:N[:SEED]                   N built-in documents (`synthetic.py`)
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import lzma
 from collections.abc import Iterator
@@ -36,6 +37,20 @@ def documents(source: str, column: str = "text") -> Iterator[str]:
     else:
         for path in files(source):
             yield from _file(path, column)
+
+
+def part(texts: Iterator[str], which: str) -> Iterator[str]:
+    """held:N, one document in N, told by its hash; rest:N, all others; all of them if `which` is empty."""
+    if not which:
+        return texts
+    kind, _, number = which.partition(":")
+    if kind not in ("held", "rest") or not number.isdigit() or int(number) < 2:
+        raise SourceError(f"--part: expected held:N or rest:N with N of 2 or more, got {which!r}")
+
+    def held(text: str) -> bool:
+        return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) % int(number) == 0
+
+    return (text for text in texts if held(text) == (kind == "held"))
 
 
 def files(source: str) -> list[Path]:

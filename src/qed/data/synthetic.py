@@ -1,43 +1,83 @@
-"""A corpus without a file: short documents that hide facts in talk and ask for them at the end.
+"""A corpus without a file: talk, facts to remember, and questions that recall them.
 
-Document i of a seed is a function of the two: nothing is stored, and any part can be made again. Words are made of
-syllables, so that a tokenizer trained on it has something to learn, and keys never run out.
+    The baker forgot a blue lamp. Remember kinu kuhi. Her brother painted the harbour. Recall kinu kuhi.
+
+Document i of a seed is a function of the two: nothing is stored, and any part can be made again. Its words are few, so
+that one token a word (`--tokenizer words:512`) is enough, and a tiny model can learn to recall within minutes: most of
+a document are questions, anywhere after their facts. `question` is the test: one at the end of a passage of any length,
+which holds a fact for every 32 words.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
 ONSETS = ["b", "br", "d", "dr", "f", "g", "gl", "h", "k", "kr", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "v", "z"]
 VOWELS = ["a", "e", "i", "o", "u", "ai", "ea", "oo"]
-SUBJECTS = ["the baker", "a quiet neighbour", "the old teacher", "her brother", "the gardener", "a traveller"]
-VERBS = ["walked past", "looked at", "talked about", "forgot", "painted", "repaired", "described", "waited for"]
-OBJECTS = ["the bridge", "a wooden box", "the harbour", "two letters", "the garden wall", "a blue lamp"]
-TIMES = ["in the morning", "after the rain", "on a Sunday", "before noon", "late in the year", "that evening"]
+SUBJECTS = ["the baker", "a neighbour", "the teacher", "her brother", "the gardener", "a traveller"]
+VERBS = ["passed", "saw", "described", "forgot", "painted", "repaired", "sold", "found"]
+OBJECTS = ["the bridge", "a box", "the harbour", "two letters", "the wall", "a lamp"]
+SHORTEST, LONGEST = 12, 120  # words of a document, full stops among them
+SPACING = 32  # words for each fact
+QUESTIONS = 4  # for each fact of a document
 
 
-def word(draw: random.Random) -> str:
-    return "".join(draw.choice(ONSETS) + draw.choice(VOWELS) for _ in range(draw.randint(2, 3)))
+def _words(count: int) -> list[str]:
+    draw, found = random.Random(0), dict[str, None]()
+    while len(found) < count:
+        found["".join(draw.choice(ONSETS) + draw.choice(VOWELS) for _ in range(2))] = None
+    return list(found)
 
 
-def sentence(draw: random.Random) -> str:
-    text = f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)} {draw.choice(TIMES)}."
+KEYS, VALUES = _words(192)[:128], _words(192)[128:]
+
+
+def talk(draw: random.Random) -> str:
+    text = f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)}."
     return text[0].upper() + text[1:]
 
 
+def size(sentences: list[str]) -> int:
+    """In words, full stops among them."""
+    return sum(sentence.count(" ") + 2 for sentence in sentences)
+
+
+def passage(draw: random.Random, words: int, taken: int = 0) -> tuple[list[str], dict[str, str]]:
+    """Sentences and the facts among them, each once; `taken` words are left free."""
+    facts = {key: draw.choice(VALUES) for key in draw.sample(KEYS, min(len(KEYS), 1 + words // SPACING))}
+    told = [f"Remember {key} {value}." for key, value in facts.items()]
+    room, sentences = words - taken - size(told), []
+    while room > 0:
+        sentences.append(talk(draw))
+        room -= size(sentences[-1:])
+    for sentence in told:
+        sentences.insert(draw.randint(0, len(sentences)), sentence)
+    return sentences, facts
+
+
 def document(index: int, seed: int = 0) -> str:
-    """One to eight facts among 4 to 40 sentences, then a question for each in another order."""
     draw = random.Random(f"{seed}/{index}")
-    lines = [sentence(draw) for _ in range(draw.randint(4, 40))]
-    facts = {word(draw): str(draw.randint(1000, 9999)) for _ in range(draw.randint(1, 8))}
-    for key, value in facts.items():
-        lines.insert(draw.randint(0, len(lines)), f"The number of {key} is {value}.")
-    asked = list(facts)
-    draw.shuffle(asked)
-    questions = [f"What is the number of {key}? It is {facts[key]}." for key in asked]
-    return " ".join([*lines, *questions])
+    words = round(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
+    questions = QUESTIONS * (1 + words // SPACING)
+    sentences, facts = passage(draw, words, taken=4 * questions)
+    for _ in range(questions):
+        key, value = draw.choice(list(facts.items()))
+        told = sentences.index(f"Remember {key} {value}.")
+        sentences.insert(draw.randint(told + 1, len(sentences)), f"Recall {key} {value}.")
+    return " ".join(sentences)
 
 
 def documents(count: int, seed: int = 0) -> Iterator[str]:
     return (document(i, seed) for i in range(count))
+
+
+def question(draw: random.Random, words: int) -> tuple[str, str, float]:
+    """A prompt of at most so many words, its answer, and the fact's depth in per cent."""
+    sentences, facts = passage(draw, words, taken=2)
+    while size(sentences) + 2 > words:
+        sentences.pop(next(i for i in reversed(range(len(sentences))) if not sentences[i].startswith("Remember")))
+    key, value = draw.choice(list(facts.items()))
+    depth = 100 * sentences.index(f"Remember {key} {value}.") / len(sentences)
+    return " ".join([*sentences, f"Recall {key}"]), value, depth

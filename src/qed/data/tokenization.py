@@ -14,16 +14,19 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 BYTE_LEVEL = "bpe:"  # bpe:N trains N byte-level pieces
+WORDS = "words:"  # words:N takes the N most frequent words
 END = "<|end|>"
 
 
 def load(name: str, texts: Iterable[str] = ()) -> Tokenizer:
-    """`name`: a .model or .json file, or bpe:N to train on `texts`."""
+    """`name`: a .model or .json file, or bpe:N or words:N to make one of `texts`."""
     if name.startswith(BYTE_LEVEL):
-        return train(texts, _size(name))
+        return train(texts, _size(name, least=257))
+    if name.startswith(WORDS):
+        return words(texts, _size(name, least=3))
     path = Path(name)
     if not path.is_file():
-        raise ValueError(f"--tokenizer: expected a .model or .json file or bpe:N, got {name}, which is no file")
+        raise ValueError(f"--tokenizer: expected a .model or .json file, bpe:N or words:N, got {name}: no such file")
     if path.suffix == ".model":
         return from_sentencepiece(path)
     if path.suffix == ".json":
@@ -31,7 +34,7 @@ def load(name: str, texts: Iterable[str] = ()) -> Tokenizer:
             return Tokenizer.from_file(str(path))
         except Exception as error:
             raise ValueError(f"--tokenizer: expected a tokenizer.json, got {name}: {error}") from error
-    raise ValueError(f"--tokenizer: expected a .model or .json file or bpe:N, got {name}")
+    raise ValueError(f"--tokenizer: expected a .model or .json file, bpe:N or words:N, got {name}")
 
 
 def train(texts: Iterable[str], size: int) -> Tokenizer:
@@ -45,6 +48,16 @@ def train(texts: Iterable[str], size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def words(texts: Iterable[str], size: int) -> Tokenizer:
+    """One token a word or mark, for corpora of few words; its token 0 ends documents, its token 1 is any other word."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<|other|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece(prefix="@@")  # no word begins so: spaces between all, none before marks
+    trainer = trainers.WordLevelTrainer(vocab_size=size, special_tokens=[END, "<|other|>"], show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -95,11 +108,12 @@ def identity(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(json.loads(tokenizer.to_str()), sort_keys=True).encode()).hexdigest()
 
 
-def _size(name: str) -> int:
+def _size(name: str, least: int) -> int:
+    kind, _, number = name.partition(":")
     try:
-        size = int(name.removeprefix(BYTE_LEVEL))
+        size = int(number)
     except ValueError:
         size = 0
-    if size < 257:
-        raise ValueError(f"--tokenizer: expected bpe:N with N of 257 or more, got {name}")
+    if size < least:
+        raise ValueError(f"--tokenizer: expected {kind}:N with N of {least} or more, got {name}")
     return size

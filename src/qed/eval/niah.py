@@ -35,6 +35,7 @@ PROMPT = (
 )
 DEPTHS = [round(100 * i / 39) for i in range(40)]  # per cent of the sentences
 NEW_TOKENS = 128
+SHORTEST = 256
 SIZINGS = ("linear", "binary")
 TOGETHER = 32  # samples counted at once
 Draw: TypeAlias = Callable[[int], tuple[str, str, float]]  # of a size: prompt, answer, depth

@@ -1,8 +1,8 @@
 """Documents that practise the needle tasks, to mix into a corpus: models of a few million parameters, trained for
 minutes, do not learn to retrieve from plain text alone.
 
-Each is a short S-NIAH prompt over the corpus's own sentences or over noise, with one to six needles, and ends with all of
-them asked for and answered. Keys are pairs of the corpus's words. Evaluation draws its own keys, values and haystacks.
+Each is a short S-NIAH prompt over the corpus's own sentences or over noise, with one to six needles, and ends with all
+of them asked for and answered. Keys are pairs of the corpus's words. Evaluation has its own keys, values and haystacks.
 """
 
 from __future__ import annotations

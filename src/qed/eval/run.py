@@ -23,12 +23,13 @@ from ..data.shards import TokenShards
 from ..model.causal_lm import QEDForCausalLM
 from ..ops import explain
 from ..testing import environment, git_state
-from . import keys, mqar, niah, positions, recall
+from . import keys, mqar, niah, pairs, positions, recall
 from .answers import answers
 from .records import Results, digest, lines, text_digest, write_lines
 
 NEEDLE_SAMPLES, POSITION_ROWS = 500, 64
-TASKS = (*niah.TASKS, *recall.DATASETS, "mqar", "positions")
+NEEDLES = (*niah.TASKS, pairs.TASK)  # tasks that have lengths
+TASKS = (*NEEDLES, *recall.DATASETS, "mqar", "positions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,36 +67,44 @@ class Prompt:
 
 def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: Path, console: Console) -> Path:
     """The file of a needle task's samples, made unless it is there."""
-    if length < 256:
-        raise ValueError(f"--lengths: expected 256 or more, got {length}")
+    least = pairs.SHORTEST if task == pairs.TASK else niah.SHORTEST
+    if length < least:
+        raise ValueError(f"--lengths: expected {least} or more, got {length}")
     samples = NEEDLE_SAMPLES if options.samples is None else options.samples
     if samples < 1:
         raise ValueError(f"--samples: expected 1 or more, got {samples}")
-    names = keys.load(options.words)
-    text, splitter = "", "none"
-    split: Callable[[str], list[str]] | None = None
-    if niah.TASKS[task].haystack == "essay":
-        text = niah.essays(options.essays)
-        split, splitter = niah.splitter()
     about = {
         **{"task": task, "length": length, "samples": samples, "seed": options.seed},
-        **{"sizing": options.sizing, "tokenizer": tokenization.identity(tokenizer), "keys": names.identity()},
-        **{"essays": text_digest(text) if text else None, "sentences": splitter, "format": 1},
+        **{"tokenizer": tokenization.identity(tokenizer), "format": 1},
     }
+
+    def count(texts: list[str]) -> list[int]:
+        return [len(ids) for ids in _encoded(tokenizer, texts)]
+
+    if task == pairs.TASK:
+        found = pairs.generate(length, samples=samples, count=count, seed=options.seed)
+    else:
+        names, text, splitter = keys.load(options.words), "", "none"
+        haystack = niah.Haystack()
+        if niah.TASKS[task].haystack == "essay":
+            text = niah.essays(options.essays)
+            split, splitter = niah.splitter()
+            haystack = niah.Haystack(text=text) if split is None else niah.Haystack(text=text, split=split)
+        about |= {"sizing": options.sizing, "keys": names.identity()}
+        about |= {"essays": text_digest(text) if text else None, "sentences": splitter}
+        found = niah.generate(
+            niah.TASKS[task],
+            length,
+            samples=samples,
+            keys=names,
+            haystack=haystack,
+            count=count,
+            seed=options.seed,
+            sizing=options.sizing,
+        )
     path = (options.prompts or out / "prompts") / f"{task}-{length}-{digest(about)[:12]}.jsonl"
     if path.exists():
         return path
-    haystack = niah.Haystack(text=text) if split is None else niah.Haystack(text=text, split=split)
-    found = niah.generate(
-        niah.TASKS[task],
-        length,
-        samples=samples,
-        keys=names,
-        haystack=haystack,
-        count=lambda texts: [len(ids) for ids in _encoded(tokenizer, texts)],
-        seed=options.seed,
-        sizing=options.sizing,
-    )
     with _progress(console) as bar:
         counted = bar.track(found, total=samples, description=f"{task} {length}: prompts")
         write_lines(path, (asdict(sample) for sample in counted))
@@ -187,11 +196,12 @@ class Evaluation:
     def needles(self, task: str, length: int, out: Path) -> dict[str, Any]:
         path = frozen(task, length, self.options, self.tokenizer, out, self.console)
         about = {"task": task, "length": length, "sizing": self.options.sizing, "prompts": path.name}
+        judge = pairs.correct if task == pairs.TASK else niah.correct
         return self._score(
             f"{task}-{length}",
             list(needle_prompts(path, self.tokenizer, self.options)),
-            niah.NEW_TOKENS,
-            lambda said, golds: niah.correct(said, golds[0]),
+            pairs.NEW_TOKENS if task == pairs.TASK else niah.NEW_TOKENS,
+            lambda said, golds: judge(said, golds[0]),
             self.about | about,
             out,
         )
@@ -313,7 +323,7 @@ def evaluate(
     run = Evaluation(checkpoint, tokenizer, options, device, console)
     found: dict[str, dict[str, Any]] = {}
     for task in tasks:
-        if task in niah.TASKS:
+        if task in NEEDLES:
             for length in options.lengths:
                 found[f"{task}-{length}"] = run.needles(task, length, out)
         elif task in recall.DATASETS:

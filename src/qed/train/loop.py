@@ -12,10 +12,12 @@ import math
 import platform
 import signal
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
@@ -40,12 +42,15 @@ class Diverged(RuntimeError):  # noqa: N818
     """Too many steps in a row without a finite gradient."""
 
 
+Watch = Callable[[QEDForCausalLM], dict[str, float]]  # looks at a model in training; what it finds is logged
+
+
 class Trainer:
-    def __init__(self, config: TrainConfig, out: Path, device: str, console: Console):
+    def __init__(self, config: TrainConfig, out: Path, device: str, console: Console, watch: Watch | None = None):
         self.parallel = Parallel(config.parallel, device, config.context)
         self.config, self.out, self.device = config, out, self.parallel.device
         self.console = console if self.parallel.first else Console(quiet=True)
-        self.stopping = False
+        self.watch, self.stopping = watch, False
         self.loader = Loader(
             TokenShards(config.data),
             tokens=config.sequence,
@@ -138,6 +143,7 @@ class Trainer:
                 row = self._row(loss, norm, finite, time.perf_counter() - start)
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self.validation_loss = row["validation_loss"] = self.validate()
+                    row |= self._watched()
                     if self.parallel.mode != "fsdp" and self.parallel.context is None:
                         row["ranges"] = ranges(self.model, self.loader.step(self.step - 1)[:1, :-1].to(self.device))
                 for sink in metrics:
@@ -153,6 +159,16 @@ class Trainer:
                 sink.close()
         if self.step == config.steps:
             self.export()
+
+    @torch.no_grad()
+    def _watched(self) -> dict[str, float]:
+        if self.watch is None:
+            return {}
+        self.model.eval()
+        with self._autocast(), torch.compiler.set_stance("force_eager"):  # shapes that training does not have
+            found = self.watch(self.model)
+        self.model.train()
+        return found
 
     def _sinks(self) -> list[MetricsFile | TensorBoard]:
         found: list[MetricsFile | TensorBoard] = [MetricsFile(self.out / "metrics.jsonl", self.step)]
@@ -203,15 +219,18 @@ class Trainer:
         windows = min((len(shards) - 1) // config.sequence, max(1, config.validation_tokens // config.sequence))
         if windows < 1:
             raise ValueError(f"validation: expected more than {config.sequence} tokens, got {len(shards)}")
+        together = min(windows, max(1, config.micro_tokens // config.sequence))
+        blocks = windows // together  # what is left over is left out: every block has the same shape
         self.model.eval()
         total = torch.zeros((), device=self.device)
-        for first in range(0, windows, self.parallel.batch_world):  # all take part in every call
+        for first in range(0, blocks, self.parallel.batch_world):  # all take part in every call
             i = first + self.parallel.batch_rank
-            rows = torch.from_numpy(shards.read(min(i, windows - 1) * config.sequence, config.sequence + 1))[None]
+            starts = [(min(i, blocks - 1) * together + row) * config.sequence for row in range(together)]
+            rows = torch.from_numpy(np.stack([shards.read(start, config.sequence + 1) for start in starts]))
             found = self._loss(rows.to(self.device)).float()
-            total += found if i < windows else 0 * found
+            total += found if i < blocks else 0 * found
         self.model.train()
-        return float(self.parallel.sum(total)) / (windows * config.sequence)
+        return float(self.parallel.sum(total)) / (blocks * together * config.sequence)
 
     def _row(self, loss: float, norm: float, finite: bool, seconds: float) -> dict[str, Any]:
         row = {
@@ -269,9 +288,9 @@ class Trainer:
         part.rename(target)
 
 
-def train(config: TrainConfig, out: Path, *, device: str, console: Console) -> int:
-    """Run to the end, or to a SIGTERM; returns the exit status."""
-    trainer = Trainer(config, out, device, console)
+def train(config: TrainConfig, out: Path, *, device: str, console: Console, watch: Watch | None = None) -> int:
+    """Run to the end, or to a SIGTERM; returns the exit status. `watch` is asked whenever the run is validated."""
+    trainer = Trainer(config, out, device, console, watch)
 
     def stop(*_: Any) -> None:
         trainer.stopping = True

@@ -1,0 +1,41 @@
+"""Results without models and data, small enough to keep: JSON as it is, lines packed. `qed report` reads it too."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+from ..eval.records import lines
+
+KEPT = 160  # characters of a prediction
+LEFT_OUT = {"prompt_sha256"}  # the file of prompts is named after all that decides them, and a line's index tells which
+
+
+def collect(out: Path, target: Path) -> int:
+    """From a folder of `qed reproduce`; returns the number of files."""
+    if not (out / "plan.json").exists():
+        raise ValueError(f"--out: expected a folder of `qed reproduce`, got {out}")
+    count = 0
+    names = ["plan.json", "state.json", "data/index.json", "validation/index.json"]
+    for path in [*(out / name for name in names), *sorted((out / "runs").rglob("*.json*"))]:
+        inside = path.relative_to(out)
+        if not path.exists() or {"checkpoints", "export", "prompts"} & set(inside.parts):
+            continue
+        copy = target / inside
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".jsonl":
+            rows = "".join(json.dumps(_short(row), ensure_ascii=False) + "\n" for row in lines(path))
+            copy.with_name(copy.name + ".xz").write_bytes(lzma.compress(rows.encode(), preset=9))
+        else:
+            shutil.copyfile(path, copy)
+        count += 1
+    if (out / "report").is_dir():
+        shutil.copytree(out / "report", target / "report", dirs_exist_ok=True)
+    return count
+
+
+def _short(row: dict[str, object]) -> dict[str, object]:
+    kept = {name: x for name, x in row.items() if name not in LEFT_OUT}
+    return kept | ({"prediction": str(row["prediction"])[:KEPT]} if "prediction" in row else {})

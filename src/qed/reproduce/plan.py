@@ -1,0 +1,199 @@
+"""What is reproduced at each scale: which trainings on which data, and what is measured of each.
+
+| scale | machine | model | data | needles |
+|---|---|---|---|---|
+| mini | two cores, minutes | 0.1M, rows of 128 | the built-in corpus, one token a word | pairs, to 16 times |
+| small | one large GPU, minutes | 14M, rows of 512 | a corpus, 60 % of it practice documents | S-NIAH, to 64 times |
+| paper | GPUs, days | 340M, rows of 2048 | FineWeb-Edu, 15B tokens | S-NIAH, to 16 times |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..recipes import build
+from ..recipes.paper import ARMS
+from ..rules import RULES
+from ..train.config import TrainConfig
+
+SCALES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0)  # the paper's s
+
+
+class Unit(NamedTuple):
+    """One training; its own process, resumable by itself."""
+
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """What a user may give; the built-in corpus stands in for what is not."""
+
+    corpus: str | None = None
+    validation: str | None = None
+    tokenizer: str | None = None
+    words: str | None = None
+    essays: str | None = None
+    recall: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    scale: str
+    recipe: str
+    changes: dict[str, str] = field(default_factory=dict)  # of the recipe's fields
+    arms: tuple[str, ...] = ARMS
+    seeds: tuple[int, ...] = (0, 1)
+    source: str
+    validation: str  # another source, or nothing
+    tokenizer: str
+    limit: int | None = None  # documents
+    held_out: int = 0  # one document in so many is for validation, where that has no source of its own
+    practice: float = 0.0  # share of the corpus
+    needles: tuple[str, ...]  # tasks; the first one is also watched during training
+    lengths: tuple[int, ...]
+    samples: int = 500
+    recall: dict[str, str] = field(default_factory=dict)  # files by task
+    recall_samples: int | None = None
+    words: str | None = None
+    essays: str | None = None
+    strength_lengths: tuple[int, ...]
+    strength_samples: int = 500
+    eigenvalue_samples: int = 1_180_000
+    positions: int  # tokens of a row in which the loss is measured by position
+    position_rows: int = 16
+    batch: int = 64
+    jobs: int = 1  # trainings at a time
+
+    def __post_init__(self) -> None:
+        for arm in self.arms:
+            if arm not in RULES:
+                raise ValueError(f"--arms: expected names of rules, or all, got {arm!r}; there are {', '.join(RULES)}")
+
+    @property
+    def units(self) -> list[Unit]:
+        return [Unit(arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def config(self, unit: Unit, out: Path) -> TrainConfig:
+        given = {"data": str(out / "data"), "validation": str(out / "validation"), "seed": str(unit.seed)}
+        return build(self.recipe, {"arm": unit.arm} | given | self.changes)
+
+    def stages(self, unit: Unit) -> list[str]:
+        """The paper sweeps the strength of QED itself."""
+        return ["train", "eval", *(["strength"] if unit.arm == "qed" else []), "eigenvalues"]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        values: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
+        return Plan(**(values | lists))
+
+
+def mini(files: Files) -> Plan:
+    given = [name for name, x in dataclasses.asdict(files).items() if x]
+    if given:
+        raise ValueError(f"--scale mini: expected no files, since it has its own corpus, got a {given[0]}")
+    return Plan(
+        scale="mini",
+        recipe="mini",
+        arms=("gdn2", "qed", "qed-rand"),
+        seeds=(0,),
+        source="synthetic:60000",
+        validation="",
+        held_out=30,
+        tokenizer="words:512",
+        needles=("pairs",),
+        lengths=(128, 192, 256, 384, 512, 768, 1024, 2048),
+        samples=300,
+        strength_lengths=(128, 256, 512),
+        strength_samples=300,
+        eigenvalue_samples=100_000,
+        positions=2048,
+        jobs=2,
+    )
+
+
+def small(files: Files) -> Plan:
+    """S-NIAH-2 and -3 need essays, recall its files."""
+    essays = ("niah_single_2", "niah_single_3") if files.essays else ()
+    return Plan(
+        scale="small",
+        recipe="small",
+        changes={"validate_every": "100", "save_every": "1000", "log_every": "50"},
+        source=files.corpus or "synthetic:600000",
+        validation=files.validation or "",
+        held_out=0 if files.validation else 100,
+        tokenizer=files.tokenizer or "bpe:8192",
+        practice=0.6,
+        needles=("niah_single_1", *essays),
+        lengths=(512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 32768),
+        recall=files.recall,
+        words=files.words,
+        essays=files.essays,
+        strength_lengths=(4096, 8192, 16384, 32768),
+        positions=16384,
+        jobs=5,
+    )
+
+
+def paper(files: Files) -> Plan:
+    """16M documents of FineWeb-Edu have somewhat more than 15B tokens."""
+    essays = ("niah_single_2", "niah_single_3") if files.essays else ()
+    return Plan(
+        scale="paper",
+        recipe="paper_340m",
+        source=files.corpus or "hf:HuggingFaceFW/fineweb-edu:sample-100BT",
+        validation=files.validation or "",
+        limit=None if files.corpus else 16_000_000,
+        held_out=0 if files.validation else 1000,
+        tokenizer=files.tokenizer or "llama2.model",
+        needles=("niah_single_1", *essays),
+        lengths=(1024, 2048, 4096, 8192, 16384, 32768),
+        recall=files.recall,
+        words=files.words,
+        essays=files.essays,
+        strength_lengths=(4096, 8192, 16384, 32768),
+        positions=32768,
+    )
+
+
+PLANS: dict[str, Callable[[Files], Plan]] = {"mini": mini, "small": small, "paper": paper}
+
+
+def rehearsed(plan: Plan) -> Plan:
+    """Every stage of every arm, with a few steps and examples: a run that shows nothing but that all of it works."""
+    rows = {"sequence": "256", "batch_tokens": "512", "micro_tokens": "512", "save_every": "1000"}
+    tokens = {"total_tokens": "1536", "decay_start_tokens": "1024", "validation_tokens": "512"}
+    lengths = plan.lengths[:2]
+    hub = plan.source.startswith("hf:")
+    return dataclasses.replace(
+        plan,
+        changes=plan.changes | rows | tokens,
+        seeds=plan.seeds[:1],
+        source="synthetic:2000" if hub else plan.source,
+        limit=2000,
+        held_out=plan.held_out and 10,
+        tokenizer="bpe:512" if hub and not Path(plan.tokenizer).is_file() else plan.tokenizer,
+        lengths=lengths,
+        samples=2,
+        recall_samples=2,
+        strength_lengths=lengths[:1],
+        strength_samples=2,
+        eigenvalue_samples=1000,
+        positions=512,
+        position_rows=1,
+        batch=2,
+    )

@@ -1,0 +1,303 @@
+"""Everything in order: data, frozen prompts, one process for each training and its measurements, the report.
+
+    OUT/plan.json      what is reproduced
+    OUT/state.json     what is done, for programs
+    OUT/data, validation, prompts
+    OUT/runs/NAME      as `qed report` reads it; OUT/logs/NAME.log is what its process said
+    OUT/report         the page, tables and figures
+
+The same command again goes on: finished stages of finished trainings are not done again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..analysis.conclusions import LEARNED
+from ..analysis.report import write
+from ..analysis.results import Run, runs
+from ..analysis.tables import TITLES, length_title, main_task, name_of, needle_lengths
+from ..bench_train import ours
+from ..data import tokenization
+from ..data.prepare import prepare
+from ..data.shards import write_json
+from ..eval.practice import Practice
+from ..eval.run import frozen
+from ..train.loop import STOPPED
+from .plan import SCALES, Plan, Unit
+from .unit import finished, options
+
+FAILED = 1
+LINE_EVERY = 30  # seconds
+
+
+def begin(plan: Plan, out: Path) -> None:
+    """A folder holds one plan."""
+    path = out / "plan.json"
+    if path.exists():
+        before = json.loads(path.read_text())
+        now = json.loads(plan.to_json())
+        changed = sorted(name for name in now if before.get(name) != now[name] and name != "jobs")
+        if changed:
+            raise ValueError(f"--out: {out} holds a reproduction with other {', '.join(changed)}; use another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(plan.to_json())
+
+
+def make_data(plan: Plan, out: Path, console: Console) -> None:
+    limit, held = plan.limit, plan.held_out
+    prepare(
+        plan.source,
+        tokenizer=plan.tokenizer,
+        out=out / "data",
+        limit=limit,
+        part=f"rest:{held}" if held else "",
+        mix=Practice(share=plan.practice) if plan.practice else None,
+        console=console,
+    )
+    prepare(
+        plan.validation or plan.source,
+        tokenizer=str(out / "data" / "tokenizer.json"),
+        out=out / "validation",
+        limit=None if limit is None else max(1, limit // held) if held else limit,
+        part=f"held:{held}" if held else "",
+        console=console,
+    )
+
+
+def make_prompts(plan: Plan, out: Path, console: Console) -> None:
+    encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
+    for task in plan.needles:
+        for length in plan.lengths:
+            frozen(task, length, options(plan, out), encoder, out, console)
+
+
+def hours(plan: Plan, out: Path, device: str, console: Console) -> float:
+    """Device hours that the trainings will take, from a few steps of this model on this device."""
+    config = plan.config(plan.units[0], out)
+    rows = config.micro_tokens // config.sequence if device == "cuda" else 1
+    with console.status("measuring the speed of training"):
+        step = ours(config.model_config(), device, config.compile and device == "cuda")
+        step.rows = torch.randint(3, config.model_config().vocab_size, (rows, config.sequence + 1), device=device)
+        times = []
+        for _ in range(6 if device == "cuda" else 2):
+            start = time.perf_counter()
+            step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+    rate = rows * config.sequence / min(times)
+    found = len(plan.units) * config.total_tokens / rate / 3600
+    console.print(
+        f"{len(plan.units)} trainings of {config.total_tokens:,} tokens at {rate:,.0f} tokens/s, measured here: "
+        f"{found:,.1f} device hours, evaluation not counted"
+    )
+    return found
+
+
+def state(plan: Plan, out: Path) -> dict[str, Any]:
+    """What is done; also written to state.json."""
+    found = {
+        "scale": plan.scale,
+        "data": (out / "validation" / "index.json").exists(),
+        "units": {
+            unit.name: {
+                "stages": plan.stages(unit),
+                "done": (done := finished(out, unit)),
+                "finished": list(done) == plan.stages(unit),
+            }
+            for unit in plan.units
+        },
+        "report": (out / "report" / "report.html").exists(),
+    }
+    write_json(out / "state.json", found)
+    return found
+
+
+def show_state(plan: Plan, out: Path, console: Console) -> None:
+    table = Table("", "train", "eval", "strength", "eigenvalues", title=f"{out}: seconds of what is done")
+    for unit in plan.units:
+        done, wanted = finished(out, unit), plan.stages(unit)
+        cells = [
+            f"{done[x]:.0f}" if x in done else "" if x in wanted else "–"
+            for x in ("train", "eval", "strength", "eigenvalues")
+        ]
+        table.add_row(unit.name, *cells)
+    console.print(table)
+
+
+class Units:
+    """Processes of units, so many at a time."""
+
+    def __init__(self, plan: Plan, out: Path, device: str, jobs: int, console: Console):
+        self.plan, self.out, self.device, self.jobs, self.console = plan, out, device, jobs, console
+        self.running: dict[Unit, subprocess.Popen[bytes]] = {}
+        self.said: dict[Unit, tuple[str, float]] = {}
+        self.stopping = False
+
+    def start(self, unit: Unit) -> None:
+        log = self.out / "logs" / f"{unit.name}.log"
+        log.parent.mkdir(exist_ok=True)
+        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        command = [sys.executable, "-u", "-m", "qed.reproduce.unit", str(self.out), unit.name, self.device]
+        with log.open("ab") as file:
+            self.running[unit] = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": threads}
+            )
+
+    def stop(self, *_: Any) -> None:
+        """Trainings save a checkpoint first."""
+        self.stopping = True
+        for process in self.running.values():
+            process.send_signal(signal.SIGTERM)
+
+    def run(self, units: list[Unit], seconds: float | None) -> list[Unit]:
+        """Those that failed."""
+        waiting, failed, began = list(units), [], time.monotonic()
+        handlers = {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        try:
+            with Progress(*columns, TimeElapsedColumn(), console=self.console) as bars:
+                shown: dict[Unit, TaskID] = {}
+                while (waiting and not self.stopping) or self.running:
+                    while waiting and len(self.running) < self.jobs and not self.stopping:
+                        unit = waiting.pop(0)
+                        self.start(unit)
+                        shown[unit] = bars.add_task(unit.name, total=1.0)
+                    time.sleep(0.5)
+                    for unit, process in list(self.running.items()):
+                        stage, share = self.progress(unit)
+                        bars.update(shown[unit], description=f"{unit.name}: {stage}", completed=share)
+                        self.say(unit, stage, share)
+                        if process.poll() is not None:
+                            del self.running[unit]
+                            if process.returncode == 0:
+                                bars.update(shown[unit], description=f"{unit.name}: done", completed=1.0)
+                            elif not self.stopping:
+                                failed.append(unit)
+                                bars.update(shown[unit], description=f"[red]{unit.name}: failed[/red]")
+                            state(self.plan, self.out)
+                    if seconds is not None and time.monotonic() - began > seconds and not self.stopping:
+                        self.stop()
+        finally:
+            for process in self.running.values():
+                process.kill()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return failed
+
+    def say(self, unit: Unit, stage: str, share: float) -> None:
+        """Lines where there is no terminal to draw bars on."""
+        before, when = self.said.get(unit, ("", 0.0))
+        if not self.console.is_terminal and (stage != before or time.monotonic() - when > LINE_EVERY):
+            self.console.print(f"{unit.name}: {stage} {share:.0%}", markup=False, highlight=False)
+            self.said[unit] = (stage, time.monotonic())
+
+    def progress(self, unit: Unit) -> tuple[str, float]:
+        """The stage a unit is in, and how much of it is done, from its files."""
+        done, run = finished(self.out, unit), self.out / "runs" / unit.name
+        stage = next((x for x in self.plan.stages(unit) if x not in done), "")
+        plan = self.plan
+        if stage == "train":
+            path = run / "metrics.jsonl"
+            row = _last_line(path) if path.exists() else None
+            return stage, 0.0 if row is None else (row["step"] + 1) / plan.config(unit, self.out).steps
+        if stage == "eval":
+            expected = len(plan.needles) * len(plan.lengths) + len(plan.recall) + 1
+            return stage, len(list((run / "eval").glob("*.json"))) / (expected + 1)
+        if stage == "strength":
+            found = len(list((run / "strength").glob("*/*.json")))
+            return stage, found / (len(SCALES) * len(plan.strength_lengths) + 1)
+        return stage, 0.0
+
+
+def _last_line(path: Path) -> dict[str, Any] | None:
+    """Of a file that another process appends to; None while there is no whole line."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 16_384))
+        whole = file.read().split(b"\n")[:-1]
+    try:
+        return dict(json.loads(whole[-1])) if whole else None
+    except json.JSONDecodeError:
+        return None
+
+
+def accuracies(found: list[Run]) -> Table:
+    """Of the main needle task, as the terminal shows it."""
+    task = main_task(found)
+    lengths = needle_lengths(found, task)
+    table = Table("", "seed", *map(length_title, lengths), title=f"{TITLES[task]}: % right by context length")
+    for run in found:
+        cells = [run.results.get(f"{task}-{n}") for n in lengths]
+        shown = ["" if x is None else f"{100 * x.result['accuracy']:.1f}" for x in cells]
+        table.add_row(name_of(run.arm), str(run.seed), *shown)
+    return table
+
+
+def not_learned(found: list[Run]) -> list[str]:
+    task = main_task(found)
+    poor = []
+    for run in found:
+        lengths = [n for n in needle_lengths([run], task) if n <= run.train_length]
+        if lengths and run.results[f"{task}-{lengths[-1]}"].result["accuracy"] < LEARNED:
+            poor.append(run.path.name)
+    return poor
+
+
+def reproduce(
+    plan: Plan, out: Path, *, device: str, jobs: int, only: list[str], minutes: float | None, console: Console
+) -> int:
+    """Go as far as time allows; the exit status."""
+    start = time.monotonic()
+    begin(plan, out)
+    unknown = set(only) - {unit.name for unit in plan.units}
+    if unknown:
+        names = ", ".join(unit.name for unit in plan.units)
+        raise ValueError(f"--only: expected some of {names}, got {', '.join(sorted(unknown))}")
+    make_data(plan, out, console)
+    make_prompts(plan, out, console)
+    waiting = [
+        unit
+        for unit in plan.units
+        if list(finished(out, unit)) != plan.stages(unit) and (not only or unit.name in only)
+    ]
+    units = Units(plan, out, device, jobs, console)
+    left = None if minutes is None else 60 * minutes - (time.monotonic() - start)
+    failed = units.run(waiting, left) if waiting else []
+    for unit in failed:
+        log = out / "logs" / f"{unit.name}.log"
+        console.print(f"{unit.name} failed; the end of {log}:", style="red", markup=False)
+        console.print("\n".join(log.read_text(errors="replace").splitlines()[-12:]), markup=False, highlight=False)
+    show_state(plan, out, console)
+    state(plan, out)
+    if units.stopping:
+        console.print("stopped; the same command goes on", style="yellow")
+        return STOPPED
+    if not any((out / "runs").glob("*/config.json")):
+        return FAILED
+    with console.status("writing the report"):
+        path = write(out / "runs", out / "report")
+    state(plan, out)
+    found = runs(out / "runs")
+    console.print(accuracies(found))
+    poor = not_learned(found)
+    if poor:
+        console.print(
+            f"Retrieval was not learned ({LEARNED:.0%} at the training length) by {', '.join(poor)}: "
+            "what they do past it says nothing.",
+            style="red",
+        )
+    console.print(f"{(time.monotonic() - start) / 60:.1f} minutes; the report: {path}", markup=False)
+    return FAILED if failed else 0

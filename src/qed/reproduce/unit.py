@@ -1,0 +1,147 @@
+"""One arm and seed, in a process of its own: train, evaluate, sweep the strength, look at eigenvalues.
+
+    python -m qed.reproduce.unit OUT qed-0 cpu
+
+Each stage goes on by itself where it was cut; finished ones are in OUT/runs/NAME/stages.json and never done again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from ..analysis.report import write_eigenvalues
+from ..analysis.strength import sweep
+from ..data import tokenization
+from ..data.shards import write_json
+from ..eval.records import lines
+from ..eval.run import Options, evaluate, frozen
+from ..model.causal_lm import QEDForCausalLM
+from ..train.loop import STOPPED, Watch, train
+from .plan import SCALES, Plan, Unit
+
+WATCHED = 32  # prompts
+
+
+def options(plan: Plan, out: Path) -> Options:
+    return Options(
+        lengths=plan.lengths,
+        samples=plan.samples,
+        words=None if plan.words is None else Path(plan.words),
+        essays=None if plan.essays is None else Path(plan.essays),
+        data={task: Path(path) for task, path in plan.recall.items()},
+        prompts=out / "prompts",
+        batch=plan.batch,
+    )
+
+
+def watcher(plan: Plan, out: Path, encoder: Tokenizer) -> Watch:
+    """Says how often the whole answer is likeliest, token by token, at the shortest length: when retrieval appears."""
+    path = frozen(plan.needles[0], plan.lengths[0], options(plan, out), encoder, out, Console(quiet=True))
+    begin, _ = tokenization.ends(encoder)
+    rows, answered = [], []
+    for sample in islice(lines(path), WATCHED):
+        prompt, whole = (
+            encoder.encode(text, add_special_tokens=False).ids
+            for text in (sample["prompt"], f"{sample['prompt']} {sample['answer']}")
+        )
+        rows.append(([] if begin is None else [begin]) + whole)
+        answered.append(len(whole) - len(prompt))
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    there = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+
+    def watch(model: QEDForCausalLM) -> dict[str, float]:
+        device, right = model.lm_head.weight.device, 0
+        said = model(ids.to(device), attention_mask=there.to(device)).logits.argmax(-1).cpu()
+        for row, tokens, count in zip(said, rows, answered, strict=True):
+            right += row[len(tokens) - 1 - count : len(tokens) - 1].tolist() == tokens[-count:]
+        return {"retrieval": right / len(rows)}
+
+    return watch
+
+
+def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> dict[str, Callable[[], int | None]]:
+    """What is done, by name; a number other than 0 stops the unit with that status."""
+    run = out / "runs" / unit.name
+    encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
+
+    def training() -> int:
+        config = plan.config(unit, out)
+        return train(config, run, device=device, console=console, watch=watcher(plan, out, encoder))
+
+    def evaluation() -> None:
+        def found(tasks: list[str], chosen: Options) -> None:
+            evaluate(run / "export", tasks, chosen, out=run / "eval", tokenizer=None, device=device, console=console)
+
+        given = options(plan, out)
+        found(list(plan.needles), given)
+        if plan.recall:
+            found(list(plan.recall), Options(data=given.data, samples=plan.recall_samples, batch=plan.batch))
+        folder = {"positions": out / "validation"}
+        found(["positions"], Options(lengths=(plan.positions,), samples=plan.position_rows, data=folder))
+
+    def strength() -> None:
+        chosen = options(plan, out)
+        chosen = Options(**{**vars(chosen), "lengths": plan.strength_lengths, "samples": plan.strength_samples})
+        sweep(
+            run / "export",
+            SCALES,
+            [plan.needles[0]],
+            chosen,
+            out=run / "strength",
+            tokenizer=None,
+            device=device,
+            console=console,
+        )
+
+    def eigenvalues() -> None:
+        write_eigenvalues(
+            run / "export",
+            out / "validation",
+            samples=plan.eigenvalue_samples,
+            out=run / "eigenvalues.json",
+            device=device,
+            console=console,
+        )
+
+    known = {"train": training, "eval": evaluation, "strength": strength, "eigenvalues": eigenvalues}
+    return {name: known[name] for name in plan.stages(unit)}
+
+
+def finished(out: Path, unit: Unit) -> dict[str, float]:
+    """Seconds by stage."""
+    path = out / "runs" / unit.name / "stages.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def main(out: Path, name: str, device: str) -> int:
+    plan = Plan.from_json((out / "plan.json").read_text())
+    unit = next(x for x in plan.units if x.name == name)
+    console = Console(width=120)
+    for stage, work in stages(plan, unit, out, device, console).items():
+        done = finished(out, unit)
+        if stage in done:
+            continue
+        console.rule(stage)
+        start = time.perf_counter()
+        status = work()
+        if status:
+            return status
+        write_json(out / "runs" / name / "stages.json", done | {stage: time.perf_counter() - start})
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)
