@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from qed import RULES
 
@@ -13,9 +14,14 @@ README = Path(__file__).parent.parent / "README.md"
 def test_the_code_runs() -> None:
     scope: dict[str, object] = {}
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
-    assert len(blocks) == 3
-    for block in blocks:
-        exec(block, scope)
+    assert len(blocks) == 4
+    try:
+        for block in blocks:
+            exec(block, scope)
+        arm, ids = scope["arm"], scope["ids"]
+        assert torch.isfinite(arm(ids, labels=ids).loss)
+    finally:
+        RULES.pop("query-only", None)
     assert scope["o"].shape == (1, 100, 4, 64)
     assert scope["state"].shape == (1, 4, 64, 64)
     assert 4 < float(scope["loss"].detach()) < 7

@@ -42,7 +42,7 @@ def trained(base: Path, arm: str, seed: int, shares: tuple[float, ...], fda: int
     (folder / "config.json").write_text(json.dumps({"config": config}))
     rows = [
         {"step": i, "tokens": 1000 * (i + 1), "loss": 3.0, "strength": {"0": 0.03 + 0.01 * i} if arm != "gdn2" else {}}
-        | ({"validation_loss": 2.5 + seed / 100} if i == 2 else {})
+        | ({"validation_loss": 2.5 + seed / 100, "retrieval": 0.6} if i == 2 else {"retrieval": 0.0})
         for i in range(3)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -89,6 +89,7 @@ def test_everything_is_written(base: Path, tmp_path: Path) -> None:
         "figure2_contrasts",
         "eigenvalues",
         "loss_by_position",
+        "retrieval_over_training",
     }
     assert {x.stem for x in (out / "tables").glob("*.csv")} == tables
     figures = {
@@ -98,9 +99,12 @@ def test_everything_is_written(base: Path, tmp_path: Path) -> None:
         "loss_by_position",
         "eigenvalues",
         "strength_over_training",
+        "retrieval_over_training",
     }
     for kind in ("png", "pdf"):
         assert {x.stem for x in (out / "figures").glob(f"*.{kind}")} == figures
+    appeared = (out / "tables" / "retrieval_over_training.csv").read_text().splitlines()
+    assert 'QED,1,"3,000","3,000",missing' in appeared
     assert "95.0 [88.7, 98.4]" in page  # Clopper and Pearson's, of 95 in 100
     assert "paper: 32K" in page
     assert "http" not in re.sub(r"data:image/svg\+xml;base64,[^']*", "", page)  # nothing from elsewhere

@@ -102,7 +102,7 @@ def contrast(runs: list[Run]) -> Figure:
     panel.set_yticks(
         range(len(found)), [f"{x.name}\n{name_of(x.first)} − {name_of(x.second)}" for x in found], fontsize=8
     )
-    panel.invert_yaxis()
+    panel.set_ylim(len(found) - 0.5, -0.5)
     panel.set_xlabel(f"points of {TITLES[main_task(runs)]} accuracy past the training length")
     if panel.get_legend_handles_labels()[0]:
         panel.legend(fontsize=8)
@@ -193,19 +193,22 @@ def eigenvalues(runs: list[Run]) -> Figure:
     return figure
 
 
-def strengths(runs: list[Run]) -> Figure:
-    """λ over training, mean over layers."""
+def mean_strength(row: dict[str, Any]) -> float | None:
+    """Of one step, over layers."""
+    found = list((row.get("strength") or {}).values())
+    return sum(found) / len(found) if found else None
+
+
+def over_training(runs: list[Run], value: Callable[[dict[str, Any]], float | None], label: str) -> Figure:
     figure, panel = plt.subplots(figsize=(6, 3.2))
     for run in runs:
-        rows = [(row["tokens"], list(row["strength"].values())) for row in run.metrics if row.get("strength")]
-        if rows:
-            mean = [sum(x) / len(x) for _, x in rows]
+        points = [(row["tokens"], y) for row in run.metrics if (y := value(row)) is not None]
+        if points:
             options = style(runs, run.arm) | {"marker": None, "linestyle": ["-", "--", ":", "-."][run.seed % 4]}
-            panel.plot(
-                [n for n, _ in rows], mean, label=f"{name_of(run.arm)}, seed {run.seed}", linewidth=1.2, **options
-            )
+            name = f"{name_of(run.arm)}, seed {run.seed}"
+            panel.plot([x for x, _ in points], [y for _, y in points], label=name, linewidth=1.2, **options)
     panel.set_xlabel("training tokens")
-    panel.set_ylabel("mean λ")
+    panel.set_ylabel(label)
     panel.legend(fontsize=7)
     figure.tight_layout()
     return figure
@@ -225,9 +228,14 @@ def all_figures(runs: list[Run]) -> dict[str, tuple[str, Callable[[], Figure]]]:
     if any(name.startswith("positions-") for run in runs for name in run.results):
         found["loss_by_position"] = ("Loss by position", lambda: positions(runs))
     if any(run.eigenvalues is not None for run in runs):
-        found["eigenvalues"] = ("Eigenvalues over real text", lambda: eigenvalues(runs))
-    if any(row.get("strength") for run in runs for row in run.metrics):
-        found["strength_over_training"] = ("λ over training", lambda: strengths(runs))
+        found["eigenvalues"] = ("Eigenvalues over held-out text", lambda: eigenvalues(runs))
+    rows = [row for run in runs for row in run.metrics]
+    if any(row.get("strength") for row in rows):
+        found["strength_over_training"] = ("λ over training", lambda: over_training(runs, mean_strength, "mean λ"))
+    if any("retrieval" in row for row in rows):
+        label = "answers found"
+        draw = partial(over_training, runs, lambda row: row.get("retrieval"), label)
+        found["retrieval_over_training"] = ("Retrieval at the training length, over training", draw)
     return found
 
 

@@ -41,8 +41,8 @@ def all_tables(found: list[Run]) -> list[tables.Table]:
     made.append(tables.contrast_table(found))
     made += [tables.strength_sweep(found)] if any(run.strengths for run in found) else []
     made += [tables.eigenvalue_table(found)] if any(run.eigenvalues for run in found) else []
-    positions = tables.positions_table(found)
-    return made + ([positions] if positions.rows else [])
+    more = [tables.positions_table(found), tables.transitions(found)]
+    return made + [table for table in more if table.rows]
 
 
 def absent(found: list[Run], made: list[tables.Table], drawn: dict[str, object]) -> list[str]:

@@ -248,6 +248,26 @@ def contrast_table(runs: list[Run]) -> Table:
     )
 
 
+def transitions(runs: list[Run]) -> Table:
+    """When retrieval at the training length appeared, in tokens trained on."""
+
+    def first(run: Run, share: float) -> str | None:
+        found = next((row["tokens"] for row in run.metrics if row.get("retrieval", 0.0) >= share), None)
+        return None if found is None else f"{found:,}"
+
+    watched = [run for run in runs if any("retrieval" in row for row in run.metrics)]
+    rows: list[list[str | None]] = [
+        [name_of(run.arm), str(run.seed), *(first(run, x) for x in (0.1, 0.5, 0.9))] for run in watched
+    ]
+    return Table(
+        name="retrieval_over_training",
+        title="Training tokens after which so many answers at the training length are found",
+        columns=["arm", "seed", "10 %", "50 %", "90 %"],
+        rows=rows,
+        note="Of 32 prompts, looked at whenever a run is validated; an answer counts if all of it is likeliest.",
+    )
+
+
 def eigenvalue_table(runs: list[Run]) -> Table:
     rows: list[list[str | None]] = []
     for run in runs:
@@ -274,7 +294,7 @@ def eigenvalue_table(runs: list[Run]) -> Table:
         f"changed by less than {x['change']} by projecting."
     )
     return Table(
-        name="eigenvalues", title="Eigenvalues e = 1 − aᵀk over real text", columns=columns, rows=rows, note=note
+        name="eigenvalues", title="Eigenvalues e = 1 − aᵀk over held-out text", columns=columns, rows=rows, note=note
     )
 
 

@@ -1,6 +1,7 @@
 """Files of an evaluation: examples frozen before, predictions one line each, a summary with where it all came from.
 
 OUT/prompts/TASK-LENGTH-HASH.jsonl    prompt, answer, tokens, depth; HASH of all that decided them
+OUT/prompts/TASK-LENGTH-HASH.npz      the prompts' tokens, so that they are found once
 OUT/NAME.jsonl                        one line an example, in the order they were done
 OUT/NAME.json                         what is being evaluated, written first; the result, when all are done
 """
@@ -13,6 +14,8 @@ import lzma
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..data.shards import write_json
 
@@ -50,6 +53,22 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     part.replace(path)
+
+
+def write_rows(path: Path, rows: list[list[int]]) -> None:
+    """Rows of tokens, all or nothing."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        np.savez(
+            file, tokens=np.concatenate([np.array(x, np.uint32) for x in rows]), sizes=np.array(list(map(len, rows)))
+        )
+    part.replace(path)
+
+
+def read_rows(path: Path) -> list[list[int]]:
+    with np.load(path, allow_pickle=False) as file:
+        tokens, sizes = file["tokens"], file["sizes"]
+    return [x.tolist() for x in np.split(tokens, np.cumsum(sizes)[:-1])]
 
 
 class Results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..ops import explain
 from ..testing import environment, git_state
 from . import keys, mqar, niah, pairs, positions, recall
 from .answers import answers
-from .records import Results, digest, lines, text_digest, write_lines
+from .records import Results, digest, lines, read_rows, text_digest, write_lines, write_rows
 
 NEEDLE_SAMPLES, POSITION_ROWS = 500, 64
 NEEDLES = (*niah.TASKS, pairs.TASK)  # tasks that have lengths
@@ -78,8 +78,12 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
         **{"tokenizer": tokenization.identity(tokenizer), "format": 1},
     }
 
+    recent: dict[str, list[int]] = {}  # tokens of the last texts that were counted: a sample is one of them
+
     def count(texts: list[str]) -> list[int]:
-        return [len(ids) for ids in _encoded(tokenizer, texts)]
+        recent.clear()
+        recent.update(zip(texts, _encoded(tokenizer, texts), strict=True))
+        return [len(recent[text]) for text in texts]
 
     if task == pairs.TASK:
         found = pairs.generate(length, samples=samples, count=count, seed=options.seed)
@@ -103,22 +107,26 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
             sizing=options.sizing,
         )
     path = (options.prompts or out / "prompts") / f"{task}-{length}-{digest(about)[:12]}.jsonl"
-    if path.exists():
+    if path.exists() and path.with_suffix(".npz").exists():
         return path
+    ids: list[list[int]] = []
+
+    def rows(samples: Iterable[niah.Sample]) -> Iterator[dict[str, Any]]:
+        for sample in samples:
+            ids.append(recent[sample.prompt])
+            yield asdict(sample)
+        write_rows(path.with_suffix(".npz"), ids)
+
     with _progress(console) as bar:
-        counted = bar.track(found, total=samples, description=f"{task} {length}: prompts")
-        write_lines(path, (asdict(sample) for sample in counted))
+        write_lines(path, rows(bar.track(found, total=samples, description=f"{task} {length}: prompts")))
     path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
     return path
 
 
 def needle_prompts(path: Path, tokenizer: Tokenizer, options: Options) -> Iterator[Prompt]:
-    rows = list(lines(path))
-    for first in range(0, len(rows), niah.TOGETHER):
-        some = rows[first : first + niah.TOGETHER]
-        for row, ids in zip(some, _encoded(tokenizer, [row["prompt"] for row in some]), strict=True):
-            ids = _with_bos(ids, tokenizer, options)
-            yield Prompt(ids=ids, text=row["prompt"], golds=(row["answer"],), more={"depth": row["depth"]})
+    for row, ids in zip(lines(path), read_rows(path.with_suffix(".npz")), strict=True):
+        ids = _with_bos(ids, tokenizer, options)
+        yield Prompt(ids=ids, text=row["prompt"], golds=(row["answer"],), more={"depth": row["depth"]})
 
 
 def recall_prompts(task: str, tokenizer: Tokenizer, options: Options) -> tuple[list[Prompt], dict[str, Any]]:
