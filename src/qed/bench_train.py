@@ -1,4 +1,4 @@
-"""`qed bench train`: one training step of the model, beside GDN-2 and flash-linear-attention's of the same size.
+"""`qed bench train`: one training step of the model, beside GDN-2, a Transformer and flash-linear-attention's GDN-2.
 
 A step is what `qed train` does with a piece of a batch: forward, loss without logits, backward, clipping, AdamW. Tokens
 are random: speed does not depend on them. The gate is the loss: compiled, in low precision, it must be a plain pass's.
@@ -55,6 +55,11 @@ def ours(config: QEDConfig, device: str, compiled: bool) -> Step:
     return Step(model, SummedLoss(model), device)
 
 
+def transformer(size: dict[str, Any]) -> QEDConfig:
+    """The same stack with softmax attention in every layer."""
+    return QEDConfig(**size, layer_types=["full_attention"] * QEDConfig(**size).num_hidden_layers)
+
+
 def fla_step(config: QEDConfig, device: str) -> Step:
     model = theirs(config, device, torch.float32).train()
 
@@ -96,6 +101,7 @@ def measure(
     makers: dict[str, Callable[[], Step]] = {
         "qed": lambda: ours(QEDConfig(**size, rule="qed"), device, compiled),
         "gdn2": lambda: ours(QEDConfig(**size, rule="gdn2"), device, compiled),
+        "softmax attention": lambda: ours(transformer(size), device, compiled),
     }
     if fla:
         makers["fla gdn2"] = lambda: fla_step(QEDConfig(**size), device)

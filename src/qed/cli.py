@@ -515,9 +515,7 @@ def convert(
 @app.command()
 def reproduce(
     scale: Annotated[str, typer.Option(help="mini (two cores), small (one large GPU) or paper (days).")] = "mini",
-    arms: Annotated[
-        str, typer.Option(help="Rules parted by commas, or all five of the paper; else the scale's own.")
-    ] = "",
+    arms: Annotated[str, typer.Option(help="Rules, or RULE@λ_max, by commas; all: the paper's five.")] = "",
     seeds: Annotated[str, typer.Option(help="Parted by commas, instead of the scale's own.")] = "",
     out: Annotated[Path | None, typer.Option(help="Everything goes there; the same command again goes on.")] = None,
     corpus: Annotated[str | None, typer.Option(help="Source for small and paper, as in `qed prepare`.")] = None,

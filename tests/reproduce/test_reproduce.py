@@ -124,6 +124,8 @@ def test_plans_are_whole(scale: str, tmp_path: Path) -> None:
             config = made.config(unit, tmp_path)
             assert config.model["rule"] == unit.arm
             assert config.seed == unit.seed
+    swept = dataclasses.replace(plan, arms=("qed@0.5",))
+    assert swept.config(swept.units[0], tmp_path).model_config().lambda_max == 0.5
     assert min(plan.lengths) <= plan.config(plan.units[0], tmp_path).sequence
     assert set(rehearsed(plan).arms) == set(plan.arms)
 
@@ -138,5 +140,6 @@ def test_bad_input(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "kept"
     assert "--scale: expected" in said("--scale", "huge")[1]
     assert "--arms: expected names of rules, or all, got 'qet'" in said("--arms", "qed,qet", "--out", tmp_path / "x")[1]
+    assert "--arms: expected RULE@λ_max" in said("--arms", "gdn2@1", "--out", tmp_path / "x")[1]
     assert "--scale mini: expected no files" in said("--corpus", "x.jsonl", "--out", tmp_path / "x")[1]
     assert not (tmp_path / "x").exists()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..eval.records import lines
+from ..model.config import QEDConfig
 
 # Fields that two results must share to stand in one table.
 SHARED = ("task", "length", "tokenizer", "prompts", "variant", "sizing", "context", "max_length", "bos")
@@ -103,7 +104,10 @@ class Run:
 
     @property
     def arm(self) -> str:
-        return str(self.config["model"].get("rule", "qed"))
+        """The rule; with its bound on λ where that is not the paper's."""
+        model = QEDConfig(**self.config["model"])
+        bound = model.lambda_max
+        return model.rule if bound == QEDConfig().lambda_max else f"{model.rule}@{bound:g}"
 
     @property
     def seed(self) -> int:

@@ -24,10 +24,17 @@ from ..train.config import TrainConfig
 SCALES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0)  # the paper's s
 
 
+def _positive(text: str) -> bool:
+    try:
+        return float(text) >= 0
+    except ValueError:
+        return False
+
+
 class Unit(NamedTuple):
     """One training; its own process, resumable by itself."""
 
-    arm: str
+    arm: str  # a rule, or RULE@λ_max with another bound on λ than the paper's
     seed: int
 
     @property
@@ -77,16 +84,21 @@ class Plan:
 
     def __post_init__(self) -> None:
         for arm in self.arms:
-            if arm not in RULES:
-                raise ValueError(f"--arms: expected names of rules, or all, got {arm!r}; there are {', '.join(RULES)}")
+            rule, _, bound = arm.partition("@")
+            if rule not in RULES:
+                raise ValueError(f"--arms: expected names of rules, or all, got {rule!r}; there are {', '.join(RULES)}")
+            if bound and not (RULES[rule].strength and _positive(bound)):
+                raise ValueError(f"--arms: expected RULE@λ_max, a rule with a strength and a number, got {arm!r}")
 
     @property
     def units(self) -> list[Unit]:
         return [Unit(arm, seed) for seed in self.seeds for arm in self.arms]
 
     def config(self, unit: Unit, out: Path) -> TrainConfig:
+        rule, _, bound = unit.arm.partition("@")
         given = {"data": str(out / "data"), "validation": str(out / "validation"), "seed": str(unit.seed)}
-        return build(self.recipe, {"arm": unit.arm} | given | self.changes)
+        limited = {"model.lambda_max": bound} if bound else {}
+        return build(self.recipe, {"arm": rule} | given | limited | self.changes)
 
     def stages(self, unit: Unit) -> list[str]:
         """The paper sweeps the strength of QED itself."""

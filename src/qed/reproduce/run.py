@@ -28,7 +28,7 @@ from rich.table import Table
 from ..analysis.conclusions import LEARNED
 from ..analysis.report import write
 from ..analysis.results import Run, runs
-from ..analysis.tables import TITLES, length_title, main_task, name_of, needle_lengths
+from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of, needle_lengths
 from ..bench_train import ours
 from ..data import tokenization
 from ..data.prepare import prepare
@@ -201,7 +201,7 @@ class Units:
     def say(self, unit: Unit, stage: str, share: float) -> None:
         """Lines where there is no terminal to draw bars on."""
         before, when = self.said.get(unit, ("", 0.0))
-        if not self.console.is_terminal and (stage != before or time.monotonic() - when > LINE_EVERY):
+        if stage and not self.console.is_terminal and (stage != before or time.monotonic() - when > LINE_EVERY):
             self.console.print(f"{unit.name}: {stage} {share:.0%}", markup=False, highlight=False)
             self.said[unit] = (stage, time.monotonic())
 
@@ -239,7 +239,7 @@ def accuracies(found: list[Run]) -> Table:
     task = main_task(found)
     lengths = needle_lengths(found, task)
     table = Table("", "seed", *map(length_title, lengths), title=f"{TITLES[task]}: % right by context length")
-    for run in found:
+    for run in sorted(found, key=lambda run: (arms_of(found).index(run.arm), run.seed)):
         cells = [run.results.get(f"{task}-{n}") for n in lengths]
         shown = ["" if x is None else f"{100 * x.result['accuracy']:.1f}" for x in cells]
         table.add_row(name_of(run.arm), str(run.seed), *shown)
