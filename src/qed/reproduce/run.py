@@ -151,10 +151,11 @@ class Units:
         log = self.out / "logs" / f"{unit.name}.log"
         log.parent.mkdir(exist_ok=True)
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        cores = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         command = [sys.executable, "-u", "-m", "qed.reproduce.unit", str(self.out), unit.name, self.device]
         with log.open("ab") as file:
             self.running[unit] = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": threads}
+                command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | cores
             )
 
     def stop(self, *_: Any) -> None:
