@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import paper
 from .results import Run, discordant
 from .stats import clopper_pearson, paired_difference
@@ -21,7 +23,7 @@ LEARNED = 0.9  # of needles at the training length
 
 
 def conclusions(runs: list[Run]) -> list[str]:
-    return [*_what_there_is(runs), *_learned(runs), *_contrasts(runs), *_claims(runs), *_limits(runs)]
+    return [*_what_there_is(runs), *learned(runs), *_contrasts(runs), *_claims(runs), *_limits(runs)]
 
 
 def _what_there_is(runs: list[Run]) -> list[str]:
@@ -39,18 +41,22 @@ def _what_there_is(runs: list[Run]) -> list[str]:
     return [text]
 
 
-def _learned(runs: list[Run]) -> list[str]:
+def at_training_length(run: Run, task: str) -> dict[str, Any] | None:
+    """The result at the training length, or the longest below it."""
+    lengths = [n for n in needle_lengths([run], task) if n <= run.train_length]
+    return run.results[f"{task}-{lengths[-1]}"].result if lengths else None
+
+
+def learned(runs: list[Run]) -> list[str]:
     """Whether there is retrieval to compare."""
     poor, unknown, task = [], [], main_task(runs)
     for run in runs:
-        lengths = [n for n in needle_lengths([run], task) if n <= run.train_length]
-        if not lengths:
-            unknown.append(f"{name_of(run.arm)} seed {run.seed}")
-            continue
-        found = run.results[f"{task}-{lengths[-1]}"].result
-        if found["accuracy"] < LEARNED:
+        name, found = f"{name_of(run.arm)} seed {run.seed}", at_training_length(run, task)
+        if found is None:
+            unknown.append(name)
+        elif found["accuracy"] < LEARNED:
             low, high = clopper_pearson(found["correct"], found["samples"])
-            poor.append(f"{name_of(run.arm)} seed {run.seed} ({100 * low:.0f} to {100 * high:.0f} %)")
+            poor.append(f"{name} ({100 * low:.0f} to {100 * high:.0f} %)")
     texts = []
     if poor:
         texts.append(

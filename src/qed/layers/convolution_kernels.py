@@ -67,11 +67,12 @@ def forward_kernel(
     next0 = row(x, first, x_stride, channels, first < last, D)
     next1 = row(x, first + 1, x_stride, channels, first + 1 < last, D)
     next2 = row(x, first + 2, x_stride, channels, first + 2 < last, D)
+    next_place = place
     for i in range(last - first):
         t = first + i
         x0, next0, next1 = next0.to(tl.float32), next1, next2
         next2 = row(x, t + 3, x_stride, channels, t + 3 < last, D)  # on its way while three tokens are worked on
-        place = tl.load(places + t)
+        place, next_place = next_place, tl.load(places + t + 1, mask=t + 1 < last, other=0)
         if place == 0:
             owner = tl.load(owners + t)
             x1 = earlier(x, x_stride, state, t, place, owner, channels, 1, D, W, HAS_STATE)
@@ -106,6 +107,7 @@ def backward_kernel(
     nothing = tl.zeros((BD,), tl.float32)
     d1, d2, d3 = nothing, nothing, nothing  # of the inputs one, two and three tokens ago, as far as it has come
     dw0, dw1, dw2, dw3 = nothing, nothing, nothing, nothing
+    next_place = place
     for i in range(last - first + 3):
         t = first + i
         here, then = t < tokens, t + 2 < tokens
@@ -113,7 +115,7 @@ def backward_kernel(
         x_next0, d_next0 = x_next1, d_next1
         x_next1 = row(x, t + 2, x_stride, channels, then, D)
         d_next1 = row(dy, t + 2, dy_stride, channels, then, D)
-        place = tl.load(places + t, mask=here, other=0)
+        place, next_place = next_place, tl.load(places + t + 1, mask=t + 1 < tokens, other=0)
         if place == 0:
             owner = tl.load(owners + t, mask=here, other=0)
             x1 = earlier(x, x_stride, state, t, place, owner, channels, 1, D, W, HAS_STATE)

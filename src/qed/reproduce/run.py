@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..analysis.conclusions import LEARNED
+from ..analysis.conclusions import learned
 from ..analysis.report import write
 from ..analysis.results import Run, runs
 from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of, needle_lengths
@@ -247,16 +247,6 @@ def accuracies(found: list[Run]) -> Table:
     return table
 
 
-def not_learned(found: list[Run]) -> list[str]:
-    task = main_task(found)
-    poor = []
-    for run in found:
-        lengths = [n for n in needle_lengths([run], task) if n <= run.train_length]
-        if lengths and run.results[f"{task}-{lengths[-1]}"].result["accuracy"] < LEARNED:
-            poor.append(run.path.name)
-    return poor
-
-
 def reproduce(
     plan: Plan, out: Path, *, device: str, jobs: int, only: list[str], minutes: float | None, console: Console
 ) -> int:
@@ -293,12 +283,7 @@ def reproduce(
     state(plan, out)
     found = runs(out / "runs")
     console.print(accuracies(found))
-    poor = not_learned(found)
-    if poor:
-        console.print(
-            f"Retrieval was not learned ({LEARNED:.0%} at the training length) by {', '.join(poor)}: "
-            "what they do past it says nothing.",
-            style="red",
-        )
+    for text in learned(found):
+        console.print(text, style="bold")
     console.print(f"{(time.monotonic() - start) / 60:.1f} minutes; the report: {path}", markup=False)
     return FAILED if failed else 0
