@@ -135,7 +135,7 @@ def _triton(name: str) -> Callable[..., Any]:
 
 SEQUENCE_OPS = {
     "chunkwise": register("chunkwise", chunkwise.forward, chunkwise.backward, chunkwise.saved_like, 3),
-    "triton": register("triton", _triton("forward"), _triton("backward"), _triton("saved_like"), 9),
+    "triton": register("triton", _triton("forward"), _triton("backward"), _triton("saved_like"), 10),
 }
 
 _STEP = f"({_INPUTS}, Tensor state, float scale) -> (Tensor, Tensor)"

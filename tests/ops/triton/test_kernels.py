@@ -22,7 +22,9 @@ CASES = {
     "identical keys": Case(tokens=100, keys="identical", log_decay=-1e-3, strength=1.0),
     "few keys": Case(tokens=100, keys="few", log_decay=-1e-3, strength=1.0),
     "resets": Case(tokens=150, resets=4),
-    "chunks that are cut": Case(tokens=150, log_decay=-4.0),
+    "chunks that decay far": Case(tokens=150, log_decay=-3.0),
+    "chunks that are halved": Case(tokens=150, log_decay=-4.0),
+    "chunks that are cut": Case(tokens=150, log_decay=-10.0),
     "wide chunks that are cut": Case(tokens=70, heads=1, key_width=100, value_width=100, log_decay=-4.0),
 }
 

@@ -19,8 +19,8 @@ from qed.testing import Case, over_budget
 K, V, dtype = {K}, {V}, torch.{dtype}
 common = dict(heads=2, key_width=K, value_width=V)
 cases = (Case(batch=2, tokens=200, **common, log_decay=-0.1),
-         Case(tokens=130, **common, decay="head", log_decay=-5.0, state=False),  # chunks that are cut
-         Case(batch=2, tokens=130, **common, log_decay=-3.0),  # chunks that are halved
+         Case(tokens=130, **common, decay="head", log_decay=-10.0, state=False),  # chunks that are cut
+         Case(batch=2, tokens=130, **common, log_decay=-4.0),  # chunks that are halved
          Case(batch=40, tokens=70, **common, log_decay=-0.1),  # many states
          Case(batch=2, tokens=200, **common, log_decay=-0.01))  # segments, short ones on purpose
 for case, launch.SHORTEST_SEGMENT in zip(cases, (8, 8, 8, 8, 1)):

@@ -105,12 +105,12 @@ def pair_gradients(
 
 @triton.jit
 def chunk_gradients(
-    q, k, a, g, gamma, do, E, R, starts, d_ends, dP, dA,  # in; E is du
+    q, k, a, g, lowest, do, E, R, starts, d_ends, dP, dA,  # in; E is du
     dq, dk, da, dg,  # out; dg [tokens, H, K], or one sum for every tile of K [tiles, tokens, H] if G_WIDTH is 1
     all_tokens, tokens, offsets, sequence_of, chunk_offsets, scale,
     H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr,
     PACKED: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
-    LEAST: tl.constexpr,
+    LEAST: tl.constexpr, REACH: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """LEVELS = 0: the chunks that can be one block. Otherwise those that are to be cut so."""
@@ -123,9 +123,9 @@ def chunk_gradients(
     place = start * H + h
     block = chunk_and_head.to(tl.int64)
     if LEVELS == 0:
-        if not whole_enough(gamma + block * K, K, ALL_K):
+        if not whole_enough(lowest + block, REACH):
             return
-    elif not to_be_cut(gamma + block * K, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C, LEVELS, HALVES):
+    elif not to_be_cut(lowest + block, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, REACH, C, LEVELS, HALVES):
         return
     rows, keys = tl.arange(0, C), tile * BK + tl.arange(0, BK)
     i, j = rows[:, None], rows[None, :]

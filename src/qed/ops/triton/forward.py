@@ -31,10 +31,11 @@ from .tiles import (
 def chunk_terms(
     q, k, a, g,  # in: [tokens, H, K], g [tokens, H, G_WIDTH]
     a_tilde, q_tilde, k_bar, gamma, P, T,  # out: [chunks, H, C, K] three times, [chunks, H, K], [chunks, H, C, C] twice
+    lowest,  # out: the most that a channel decays over the chunk, in powers of two [chunks, H]
     tokens, offsets, sequence_of, chunk_offsets, scale,
     H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, G_WIDTH: tl.constexpr, PACKED: tl.constexpr,
     C: tl.constexpr, LOG_C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
-    LEAST: tl.constexpr,
+    LEAST: tl.constexpr, REACH: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """LEVELS = 0: any chunk as one block. Otherwise only those that are to be cut so, over what was found for them."""
@@ -45,7 +46,7 @@ def chunk_terms(
     place = start * H + h  # in tokens × heads
     block = chunk.to(tl.int64) * H + h
     if LEVELS > 0:  # noqa: SIM102 (a constant: what is inside is compiled or not)
-        if not to_be_cut(gamma + block * K, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C, LEVELS, HALVES):
+        if not to_be_cut(lowest + block, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, REACH, C, LEVELS, HALVES):
             return
     rows = tl.arange(0, C)
     i, j = rows[:, None], rows[None, :]
@@ -53,6 +54,7 @@ def chunk_terms(
 
     pairs_a = tl.zeros((C, C), tl.float32)
     pairs_q = tl.zeros((C, C), tl.float32)
+    most = tl.full((), 0.0, tl.float32)
     for first in range(0, K, BK):
         columns = first + tl.arange(0, BK)
         # Loads first, one behind the other, and only then what waits for them.
@@ -62,6 +64,7 @@ def chunk_terms(
         q_ = load_tile(q + place * K, rows, columns, H * K, length, K)
         own, centre, upto, rest, whole = centred(each, SUB)
         tl.store(gamma + block * K + columns, tl.exp2(whole), mask=columns < K)
+        most = tl.minimum(most, tl.min(whole))
 
         # Rows and keys about their centres.
         down = tl.exp2(own)
@@ -85,6 +88,8 @@ def chunk_terms(
             pairs_a += tl.where(same, tl.dot((a_ * row).to(dtype), k_hat, input_precision=PRECISION), 0.0)
             pairs_q += tl.where(same, tl.dot((q_ * row).to(dtype), k_hat, input_precision=PRECISION), 0.0)
 
+    if LEVELS == 0:
+        tl.store(lowest + block, most)
     store_tile(P + block * C * C, rows, rows, C, C, C, tl.where(i >= j, pairs_q, 0.0))
     found = inverse(tl.where(i > j, pairs_a, 0.0), C, LOG_C, PRECISION)
     store_tile(T + block * C * C, rows, rows, C, C, C, found)

@@ -53,13 +53,13 @@ class Shapes(NamedTuple):
 
 
 TAKES = {
-    "chunk_terms": ("H", "K", "ALL_K", "G_WIDTH", "PACKED", "C", "LOG_C", "BK", "LEAST", "CENTRED"),
+    "chunk_terms": ("H", "K", "ALL_K", "G_WIDTH", "PACKED", "C", "LOG_C", "BK", "LEAST", "REACH", "CENTRED"),
     "chunk_states": ("H", "K", "V", "PACKED", "C", "BK", "BV"),
     "segment_maps": ("H", "K", "V", "PACKED", "C", "BK", "BV"),  # `chunk_states` again
     "segment_starts": ("H", "K", "V", "BK", "BV"),
     "state_gradients": ("H", "K", "V", "PACKED", "C", "BK", "BV"),
     "pair_gradients": ("H", "V", "PACKED", "C", "BV"),
-    "chunk_gradients": ("H", "K", "ALL_K", "V", "G_WIDTH", "PACKED", "C", "BK", "BV", "LEAST", "CENTRED"),
+    "chunk_gradients": ("H", "K", "ALL_K", "V", "G_WIDTH", "PACKED", "C", "BK", "BV", "LEAST", "REACH", "CENTRED"),
 }
 
 
@@ -69,6 +69,7 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
     setting = shapes.setting(kernel, lanes)
     known: dict[str, Any] = shapes._asdict() | {"BK": setting.BK, "BV": setting.BV}
     known |= {"C": CHUNK, "LOG_C": CHUNK.bit_length() - 1, "ALL_K": power_of_two(shapes.K)}
+    known["REACH"] = 80.0 if shapes.dtype == torch.float32 else 110.0
     known |= {"LEAST": -80.0 / shapes.sub, "CENTRED": tl.bfloat16 if shapes.dtype == torch.bfloat16 else tl.float32}
     found = {name: known[name] for name in TAKES[kernel]}
     # Matrix units round float32 to ten bits unless asked for three products: what float32 inputs are owed.
@@ -163,9 +164,9 @@ def forward(
     g = None if g is None else g.contiguous()
     initial_state = None if initial_state is None else initial_state.contiguous()
     shapes, table = Shapes.of(q, u, g, cu_seqlens), ChunkTable.of(q, cu_seqlens)
-    terms = terms_like(q, table.chunks)
+    terms, lowest = terms_like(q, table.chunks)
     if table.chunks:
-        arguments = (q, k, a, g, *terms, *table.by_chunk, scale)
+        arguments = (q, k, a, g, *terms, lowest, *table.by_chunk, scale)
         _each_blocking(chunk_terms, (table.chunks * shapes.H,), arguments, shapes)
 
     segments = Segments.of(q, cu_seqlens)
@@ -183,7 +184,7 @@ def forward(
     )
     if segments.each > 1:
         final_state = final_state[segments.each - 1 :: segments.each].contiguous()
-    return o, final_state, [*terms, *kept, maps] if save else []
+    return o, final_state, [*terms, lowest, *kept, maps] if save else []
 
 
 def _segment_starts(
@@ -237,7 +238,7 @@ def backward(
     saved: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, a, u, g (empty without one) and of the initial state."""
-    *terms, starts, R, maps = saved
+    *terms, lowest, starts, R, maps = saved
     shapes, table, segments = Shapes.of(q, u, g, cu_seqlens), ChunkTable.of(q, cu_seqlens), Segments.of(q, cu_seqlens)
     do, dstate = do.contiguous(), None if dstate is None else dstate.contiguous()
     du, d_ends, d_initial = torch.empty_like(do), torch.empty_like(starts), _states_like(q, u, segments)
@@ -269,7 +270,7 @@ def backward(
     tiles = -(-shapes.K // shapes.setting("chunk_gradients").BK)
     dg = _decay_gradient(q, g, tiles)
     if table.chunks:
-        tensors = (q, k, a, g, terms[3], do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg)
+        tensors = (q, k, a, g, lowest, do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg)
         arguments = (*tensors, q.shape[0] * q.shape[1], *table.by_chunk, scale)
         _each_blocking(chunk_gradients, (table.chunks * shapes.H * tiles,), arguments, shapes)
     if g is not None and shapes.G_WIDTH == 1 and shapes.K != 1:
@@ -302,15 +303,17 @@ def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
     K = q.shape[-1]
     shape = (segments.lanes // q.shape[2], q.shape[2], 2, K, K) if segments.each > 1 else (0,)
     maps = q.new_empty(shape, dtype=torch.float32 if segments.each > 1 else q.dtype)
-    return [*terms_like(q, chunks), *kept_like(q, u, chunks), maps]
+    terms, lowest = terms_like(q, chunks)
+    return [*terms, lowest, *kept_like(q, u, chunks), maps]
 
 
-def terms_like(q: Tensor, chunks: int) -> list[Tensor]:
-    """Uninitialised memory for what `chunk_terms` writes."""
+def terms_like(q: Tensor, chunks: int) -> tuple[list[Tensor], Tensor]:
+    """Uninitialised memory for what `chunk_terms` writes: for the states, and for how chunks are cut."""
     H, K = q.shape[2:]
     rows = [q.new_empty(chunks, H, CHUNK, K) for _ in range(3)]
     gamma = q.new_empty(chunks, H, K, dtype=torch.float32)
-    return [*rows, gamma, *(q.new_empty(chunks, H, CHUNK, CHUNK) for _ in range(2))]
+    terms = [*rows, gamma, *(q.new_empty(chunks, H, CHUNK, CHUNK) for _ in range(2))]
+    return terms, q.new_empty(chunks, H, dtype=torch.float32)
 
 
 def kept_like(q: Tensor, u: Tensor, chunks: int) -> tuple[Tensor, Tensor]:

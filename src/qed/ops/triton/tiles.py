@@ -4,17 +4,19 @@ Decays. With G the running sum of g inside a chunk, a pair i > j needs exp(G_i �
 channels has to be a matrix product, so the exponential must fall apart into a factor of i and one of j.
 
 - A chunk is one block, or several sub-blocks of SUB tokens. Pairs in one block are taken about its centre, half way
-  down its decay: exp(G_i − c) · exp(c − G_j). One of the two may be large, by no more than exp(±40) if a block's whole
-  decay is no less than exp(−80); any pair's product then stays finite.
-- Where a chunk decays further, it is cut: into halves, if neither passes exp(−80). Where one does, SUB is such that no
-  sub-block can, because no g counts below −80 / SUB. For float32, SUB = 4: exp(−20) = 2e-9 is below its rounding of
+  down its decay: exp(G_i − c) · exp(c − G_j). One of the two may be large, by no more than exp(±REACH / 2) if a block's
+  whole decay is no less than exp(−REACH). What is wanted is small again; pairs i < j, which are not, may overflow, and
+  are masked by choice, never by a factor of zero. REACH is 110 for 16-bit numbers: exp(−55) times a gradient of 1e-14
+  is still a normal number. For float32 it is 80: the rounding of G itself would show.
+- Where a chunk decays further, it is cut: into halves, if neither passes exp(−REACH). Where one does, SUB is such that
+  no sub-block can, because no g counts below −80 / SUB. For float32, SUB = 4: exp(−20) = 2e-9 is below its rounding of
   whatever it multiplies. For 16-bit numbers, SUB = 8: exp(−10) = 5e-5 is below theirs.
 - Between sub-blocks, as in `decay.py`, blocks of them are halved again and again: where i lies in the second half and
   j in the first, both factors are decays, from the middle and to it. A token's own factor, from its centre, is the
   same at every level; a level only adds one for every sub-block.
 
-Most chunks are whole (when a model starts to learn, a fifth are halved and none is cut further). So each kernel with
-pairs is launched three times, for all chunks as one block (SUB = C) and, with what it stores replaced, for those that
+Most chunks are whole (when a model starts to learn, all: its decays reach exp(−105)). So each kernel with pairs is
+launched three times, for all chunks as one block (SUB = C) and, with what it stores replaced, for those that
 are halved and those that are cut further. One launch with both would compile, and be wrong (Triton 3.6, Hopper).
 
 Products are of the whole chunk with itself, masked to the pairs they are for: every operand is a full tile. Exponents
@@ -25,7 +27,6 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LEAST_GAMMA = tl.constexpr(1.8048513878454153e-35)  # exp(−80)
 
 
 @triton.jit
@@ -107,22 +108,21 @@ def centred(each, SUB: tl.constexpr):
 
 
 @triton.jit
-def whole_enough(gamma, K: tl.constexpr, BK: tl.constexpr):
-    """Whether a chunk can be one block: by the decay of each channel over it."""
-    columns = tl.arange(0, BK)
-    return tl.min(tl.load(gamma + columns, mask=columns < K, other=1.0)) >= LEAST_GAMMA
+def whole_enough(lowest, REACH: tl.constexpr):
+    """Whether a chunk can be one block: by what its channel of most decay decays in all."""
+    return tl.load(lowest) >= -REACH * LOG2_E
 
 
 @triton.jit
 def to_be_cut(
-    gamma, g, place, length, H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr,
-    LEAST: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
+    lowest, g, place, length, H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr,
+    LEAST: tl.constexpr, REACH: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """Whether this is how a chunk is cut: into halves, LEVELS = 1, or further."""
-    cut = not whole_enough(gamma, K, BK)
+    cut = not whole_enough(lowest, REACH)
     if HALVES and cut:
         each = step_decays(g, place, tl.arange(0, C), tl.arange(0, BK), length, H, K, WIDTH, LEAST)
-        halved = tl.min(tl.sum(tl.reshape(each, (2, C // 2, BK)), 1)) >= -80.0 * LOG2_E
+        halved = tl.min(tl.sum(tl.reshape(each, (2, C // 2, BK)), 1)) >= -REACH * LOG2_E
         cut = halved == (LEVELS == 1)
     return cut
 
