@@ -30,13 +30,13 @@ def test_opcheck(decay: str, packed: bool) -> None:
     q, k, a, u, g, state = (None if x is None else x.requires_grad_() for x in inputs.values())
     cu_seqlens = torch.tensor([0, 3, 3, 40]) if packed else None
     arguments = (q, k, a, u, g, state, cu_seqlens, 0.5)
-    torch.library.opcheck(torch.ops.qed.erase_write_chunkwise_saving.default, arguments)
+    torch.library.opcheck(torch.ops.qed.erase_write_chunkwise_saving_3.default, arguments)
     with torch.no_grad():
         torch.library.opcheck(torch.ops.qed.erase_write_chunkwise.default, _detached(*arguments))
-    _, _, *saved = torch.ops.qed.erase_write_chunkwise_saving(*arguments)
+    _, _, *saved = torch.ops.qed.erase_write_chunkwise_saving_3(*arguments)
     gradients = torch.randn(1 if packed else 2, 40, 2, 16), torch.randn(3 if packed else 2, 2, 16, 16)
     torch.library.opcheck(
-        torch.ops.qed.erase_write_chunkwise_backward.default,
+        torch.ops.qed.erase_write_chunkwise_backward_3.default,
         (*_detached(*gradients, q, k, a, u, g, cu_seqlens, 0.5), list(_detached(*saved))),
     )
 

@@ -16,14 +16,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from ..layers import Attention, Mixer, RMSNorm, Sequences, SwiGLU
 from ..layers.sequences import DENSE
-from ..ops.registration import SEQUENCE_OPS
+from ..ops.registration import SAVING_OPS
 from .cache import QEDCache
 from .config import ATTENTION, QEDConfig
 from .generation import can_decode_fast, decoder_of
 from .initialization import initialize
 
-_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
-_PRODUCTS |= {getattr(torch.ops.qed, f"erase_write_{form}_saving").default for form in SEQUENCE_OPS}
+_PRODUCTS: set[Any] = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *SAVING_OPS.values()}
 
 
 def _policy(_: Any, operator: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:

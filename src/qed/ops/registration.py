@@ -1,14 +1,14 @@
 """The chunk forms as torch operators: schemas, fake kernels and autograd.
 
     qed::erase_write_<form>(q, k, a, u, g, initial_state, cu_seqlens, scale) -> (o, state)
-    qed::erase_write_<form>_saving(the same) -> (o, state, and what the backward starts from)
-    qed::erase_write_<form>_backward(do, dstate, q, k, a, u, g, cu_seqlens, scale, saved) -> six gradients
+    qed::erase_write_<form>_saving_<n>(the same) -> (o, state, and the n tensors that the backward starts from)
+    qed::erase_write_<form>_backward_<n>(do, dstate, q, k, a, u, g, cu_seqlens, scale, saved) -> six gradients
 
 Being operators, they are opaque to torch.compile: no graph break, no unrolled loop, and their value checks run inside.
 They are made with `Library`, and what is saved is a fixed number of tensors, not a list: `custom_op` and lists together
 cost twice as much time before a kernel starts.
 
-torch.compile keeps graphs on disk by operator name: when what a form saves changes shape, its name must change.
+torch.compile keeps graphs on disk by operator name: when what a form saves changes, its name must change.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .validation import check_values
 _LIBRARY = torch.library.Library("qed", "FRAGMENT")
 _INPUTS = "Tensor q, Tensor k, Tensor a, Tensor u, Tensor? g"
 _FORWARD = f"({_INPUTS}, Tensor? initial_state, Tensor? cu_seqlens, float scale)"
+SAVING_OPS: dict[str, Callable[..., Any]] = {}  # by form
 _BACKWARD = f"(Tensor do, Tensor? dstate, {_INPUTS}, Tensor? cu_seqlens, float scale, Tensor[] saved)"
 
 
@@ -86,10 +87,10 @@ def register(
 
     name = f"erase_write_{form}"
     plain = _define(name, _FORWARD + _tensors(2), partial(run, False), partial(run_fake, False))
-    saving = _define(
-        f"{name}_saving", _FORWARD + _tensors(2 + saved_count), partial(run, True), partial(run_fake, True)
-    )
-    backward_op = _define(f"{name}_backward", _BACKWARD + _tensors(6), backward, backward_fake)
+    saving_name = f"{name}_saving_{saved_count}"
+    saving = _define(saving_name, _FORWARD + _tensors(2 + saved_count), partial(run, True), partial(run_fake, True))
+    SAVING_OPS[form] = saving
+    backward_op = _define(f"{name}_backward_{saved_count}", _BACKWARD + _tensors(6), backward, backward_fake)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         q, k, a, u, g, initial_state, cu_seqlens, ctx.scale = inputs
@@ -110,10 +111,10 @@ def register(
         )
 
     def refuse(ctx: Any, *_: Any) -> None:
-        raise RuntimeError(f"qed: {name} saves nothing for a backward; {name}_saving does")
+        raise RuntimeError(f"qed: {name} saves nothing for a backward; {saving_name} does")
 
     torch.library.register_autograd(f"qed::{name}", refuse, lib=_LIBRARY)
-    torch.library.register_autograd(f"qed::{name}_saving", differentiate, setup_context=setup_context, lib=_LIBRARY)
+    torch.library.register_autograd(f"qed::{saving_name}", differentiate, setup_context=setup_context, lib=_LIBRARY)
 
     def call(*inputs: Any, save: bool) -> tuple[Tensor, Tensor]:
         o, state, *_ = (saving if save else plain)(*inputs)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from qed.ops import erase_write, erase_write_step
+from qed.ops.registration import SAVING_OPS
 from qed.testing import Case, over_budget, relative_error, run
 
 pytest.importorskip("triton")
@@ -159,6 +160,6 @@ def test_step_gradients() -> None:
 def test_opcheck() -> None:
     inputs = Case(tokens=70).inputs(torch.float32, device=DEVICE)
     q, k, a, u, g, state = (x.requires_grad_() for x in inputs.values())
-    torch.library.opcheck(torch.ops.qed.erase_write_triton_saving, (q, k, a, u, g, state, None, 0.5))
+    torch.library.opcheck(SAVING_OPS["triton"], (q, k, a, u, g, state, None, 0.5))
     token = tuple(x[:, 0].detach().requires_grad_() for x in (q, k, a, u, g))
     torch.library.opcheck(torch.ops.qed.erase_write_step_triton, (*token, state, 0.5))
