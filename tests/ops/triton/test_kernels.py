@@ -8,6 +8,8 @@ from qed.ops.registration import SAVING_OPS
 from qed.testing import Case, over_budget, relative_error, run
 
 pytest.importorskip("triton")
+# Pairs that are masked may overflow (`tiles.py`), which the interpreter's numpy speaks of.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {
     "one token": Case(tokens=1),
