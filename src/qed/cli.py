@@ -562,8 +562,9 @@ def reproduce(
         folder = out or Path("runs") / (f"{scale}-dry-run" if dry_run else scale)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--out: expected a folder, got the file {folder}")
+        chosen_plan = rehearsed(plan) if dry_run else plan
         if status:
-            run.show_state(plan, folder, console)
+            run.show_state(chosen_plan, folder, console)
             return
         if collect is not None:
             console.print(f"{collecting.collect(folder, collect)} files in {collect}", markup=False)
@@ -571,7 +572,7 @@ def reproduce(
         if scale == "paper":
             run.hours(plan, folder, _device(device), console)
         result = run.reproduce(
-            rehearsed(plan) if dry_run else plan,
+            chosen_plan,
             folder,
             device=_device(device),
             jobs=jobs or plan.jobs,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from qed.analysis.report import write
 from qed.cli import app
 from qed.reproduce import collecting, run
-from qed.reproduce.plan import PLANS, Files, Plan, rehearsed
+from qed.reproduce.plan import PLANS, Files, Plan, Unit, rehearsed
 from qed.train.loop import STOPPED
 
 STEPS = {"total_tokens": "2048", "decay_start_tokens": "1024", "validate_every": "1", "batch_tokens": "512"}
@@ -77,6 +77,7 @@ def test_again_does_nothing_twice(done: Path) -> None:
 def test_another_plan_needs_another_folder(done: Path) -> None:
     with pytest.raises(ValueError, match="holds a reproduction with other samples; use another folder"):
         go(tiny(samples=4), done)
+    assert all(Unit.parse(unit.name) == unit for unit in PLANS["small"](Files()).units)
     with pytest.raises(ValueError, match="--only: expected some of gdn2-0, qed-0, got qed-7"):
         go(tiny(), done, only=["qed-7"])
 

@@ -41,6 +41,11 @@ class Unit(NamedTuple):
     def name(self) -> str:
         return f"{self.arm}-{self.seed}"
 
+    @staticmethod
+    def parse(name: str) -> Unit:
+        arm, _, seed = name.rpartition("-")
+        return Unit(arm, int(seed))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Files:

@@ -40,16 +40,17 @@ from .plan import SCALES, Plan, Unit
 from .unit import finished, options
 
 FAILED = 1
+FREE = {"arms", "seeds", "jobs"}  # of a plan: they change nothing about a training
 LINE_EVERY = 30  # seconds
 
 
 def begin(plan: Plan, out: Path) -> None:
-    """A folder holds one plan."""
+    """A folder holds one plan, to which arms and seeds may be added."""
     path = out / "plan.json"
     if path.exists():
         before = json.loads(path.read_text())
         now = json.loads(plan.to_json())
-        changed = sorted(name for name in now if before.get(name) != now[name] and name != "jobs")
+        changed = sorted(name for name in now if before.get(name) != now[name] and name not in FREE)
         if changed:
             raise ValueError(f"--out: {out} holds a reproduction with other {', '.join(changed)}; use another folder")
     out.mkdir(parents=True, exist_ok=True)
@@ -57,12 +58,12 @@ def begin(plan: Plan, out: Path) -> None:
 
 
 def make_data(plan: Plan, out: Path, console: Console) -> None:
-    limit, held = plan.limit, plan.held_out
+    held = plan.held_out
     prepare(
         plan.source,
         tokenizer=plan.tokenizer,
         out=out / "data",
-        limit=limit,
+        limit=plan.limit,
         part=f"rest:{held}" if held else "",
         mix=Practice(share=plan.practice) if plan.practice else None,
         console=console,
@@ -71,7 +72,7 @@ def make_data(plan: Plan, out: Path, console: Console) -> None:
         plan.validation or plan.source,
         tokenizer=str(out / "data" / "tokenizer.json"),
         out=out / "validation",
-        limit=None if limit is None else max(1, limit // held) if held else limit,
+        limit=plan.limit and max(1, plan.limit // max(1, held)),
         part=f"held:{held}" if held else "",
         console=console,
     )
@@ -98,6 +99,9 @@ def hours(plan: Plan, out: Path, device: str, console: Console) -> float:
             if device == "cuda":
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
+    del step
+    if device == "cuda":
+        torch.cuda.empty_cache()  # the trainings are in processes of their own
     rate = rows * config.sequence / min(times)
     found = len(plan.units) * config.total_tokens / rate / 3600
     console.print(

@@ -125,7 +125,7 @@ def finished(out: Path, unit: Unit) -> dict[str, float]:
 
 def main(out: Path, name: str, device: str) -> int:
     plan = Plan.from_json((out / "plan.json").read_text())
-    unit = next(x for x in plan.units if x.name == name)
+    unit = Unit.parse(name)
     console = Console(width=120)
     for stage, work in stages(plan, unit, out, device, console).items():
         done = finished(out, unit)
