@@ -202,6 +202,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     for change, message in (
         ({1: "nowhere.jsonl"}, "which does not exist"),
         ({3: "bpe:9"}, "expected bpe:N with N of 257 or more"),
+        ({3: "words:two"}, "expected words:N with N of 3 or more"),
         ({3: "nothing.model"}, "no such file"),
     ):
         broken = [change.get(i, x) for i, x in enumerate(command)]

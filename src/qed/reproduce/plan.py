@@ -149,7 +149,7 @@ def small(files: Files) -> Plan:
     return Plan(
         scale="small",
         recipe="small",
-        changes={"validate_every": "100", "save_every": "1000", "log_every": "50"},
+        changes={"validate_every": "200", "save_every": "1000", "log_every": "50"},
         source=files.corpus or "synthetic:600000",
         validation=files.validation or "",
         held_out=0 if files.validation else 100,

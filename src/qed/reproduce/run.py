@@ -289,5 +289,5 @@ def reproduce(
     console.print(accuracies(found))
     for text in learned(found):
         console.print(text, style="bold")
-    console.print(f"{(time.monotonic() - start) / 60:.1f} minutes; the report: {path}", markup=False)
+    console.print(f"{(time.monotonic() - start) / 60:.1f} minutes; the report: {path.resolve().as_uri()}", markup=False)
     return FAILED if failed else 0
