@@ -146,8 +146,21 @@ class Rule:
     ) -> tuple[Tensor, Tensor]:
         """Outputs [B, T, H, V] and final state [N, H, K, V]. `there` [B, T]: which tokens exist (all, if None); the
         others leave the state as it is. Other keyword arguments as in `erase_write`."""
+        given = {"scale": scale, "initial_state": initial_state, "cu_seqlens": cu_seqlens, "there": there, "impl": impl}
+        return self.run(self.operands(x), **given)  # type: ignore[arg-type]
+
+    def run(
+        self,
+        operands: Operands,
+        *,
+        scale: float,
+        initial_state: Tensor | None,
+        cu_seqlens: Tensor | None,
+        there: Tensor | None,
+        impl: str,
+    ) -> tuple[Tensor, Tensor]:
+        """`attend`, of what `operands` gave."""
         offsets = None if cu_seqlens is None else cu_seqlens * self.substeps
-        operands = self.operands(x)
         if there is not None:  # without key and decay, S_t = S_{t−1}
             exists = there.repeat_interleave(self.substeps, 1)[..., None, None]
             g = None if operands.g is None else torch.where(exists, operands.g, 0)
@@ -161,7 +174,12 @@ class Rule:
         """One token (T = 1): outputs [B, 1, H, V] and the new state [B, H, K, V], over the old one if `inplace`."""
         if x.q.dim() != 4 or x.q.shape[1] != 1:
             raise ValueError(f"q: expected one token, [B, 1, H, K], got {list(x.q.shape)}")
-        operands = self.operands(x)
+        return self.run_step(self.operands(x), state=state, scale=scale, inplace=inplace, impl=impl)
+
+    def run_step(
+        self, operands: Operands, *, state: Tensor, scale: float, inplace: bool, impl: str
+    ) -> tuple[Tensor, Tensor]:
+        """`attend_step`, of what `operands` gave."""
         for i in range(self.substeps):
             q, k, a, u = (t[:, i] for t in operands[:4])
             g = None if operands.g is None else operands.g[:, i]

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.affine import segment
-from ..rules import RULES, Projections, l2_normalize
+from ..rules import RULES, Operands, Projections, l2_normalize
 from .context import Context
 from .convolution import ShortConvolution
+from .fused import fused
 from .linear import Linear, ResidualProjection
 from .norm import GatedRMSNorm, RMSNorm
 from .sequences import DENSE, Sequences
@@ -29,6 +30,16 @@ class MixerState(NamedTuple):
 
     conv: Tensor  # [N, W − 1, 2·H·K + H·V] the last inputs of the convolution
     recurrent: Tensor  # [N, H, K, V] float32
+
+
+class Gates(NamedTuple):
+    """What becomes the erase gate, the write gate, the decay and a direction, and λ; None where a rule has none."""
+
+    b: Tensor | None
+    w: Tensor | None
+    f: Tensor | None
+    e: Tensor | None
+    strength: Tensor | None
 
 
 class Mixer(nn.Module):
@@ -114,30 +125,30 @@ class Mixer(nn.Module):
         if self.context is not None:
             state = self._state_from_context(qkv, state, sequences)
         qkv, conv = self.conv(qkv, None if state is None else state.conv, sequences)
-        projections, gate = self._projections(inputs, qkv)
+        gates, output_gate = self._gates(inputs)
+        operands = self._operands(qkv, gates)
         if self.context is not None and state is not None:
-            operands = self.row.operands(projections)
             state = state._replace(recurrent=self.context.start(segment(*operands[1:], impl=impl)))
         if state is not None and x.shape[1] == 1 and sequences.cu_seqlens is None and sequences.lengths is None:
-            o, recurrent = self.row.attend_step(
-                projections, state=state.recurrent, scale=self.read_scale, inplace=inplace, impl=impl
+            o, recurrent = self.row.run_step(
+                operands, state=state.recurrent, scale=self.read_scale, inplace=inplace, impl=impl
             )
         else:
-            o, recurrent = self.row.attend(
-                projections,
+            o, recurrent = self.row.run(
+                operands,
                 scale=self.read_scale,
                 initial_state=None if state is None else state.recurrent,
                 cu_seqlens=sequences.cu_seqlens,
                 there=sequences.there(x.shape[1]),
                 impl=impl,
             )
-        normal = self.o_norm(o) if gate is None else self.o_norm(o, gate)
+        normal = self.o_norm(o) if output_gate is None else self.o_norm(o, output_gate)
         return self.o_proj(normal.flatten(-2)), MixerState(conv, recurrent)
 
     def projections(self, x: Tensor) -> Projections:
         """What the rule takes for tokens x [B, T, hidden] from a sequence's beginning: to look at."""
         inputs = self._inputs(x)
-        return self._projections(inputs, self.conv(inputs["qkv"])[0])[0]
+        return self._projections(self.conv(inputs["qkv"])[0], self._gates(inputs)[0])
 
     def _inputs(self, x: Tensor) -> dict[str, Tensor]:
         """x's projections by name. Split once: then one concatenation is the gradient's way back."""
@@ -154,33 +165,40 @@ class Mixer(nn.Module):
         conv = self.context.before(qkv[:, qkv.shape[1] - before :])
         return MixerState(conv, conv.new_empty(0))
 
-    def _projections(self, inputs: dict[str, Tensor], qkv: Tensor) -> tuple[Projections, Tensor | None]:
-        """What the rule takes, and the output's gate, from x's projections and the convolved q, k and v."""
-
-        def heads(y: Tensor) -> Tensor:
-            return y.unflatten(-1, (self.num_heads, -1))
-
-        keys = self.num_heads * self.head_dim
-        q, k, v = (heads(y) for y in qkv.split([keys, keys, self.rows["qkv"] - 2 * keys], -1))
+    def _gates(self, inputs: dict[str, Tensor]) -> tuple[Gates, Tensor | None]:
+        """What else the rule takes, before any function of it, and the output's gate."""
         b, w, f, gate, e = (inputs[name] if self.rows[name] else None for name in "bwfge")
         if f is not None:
             f = f if self.f_proj is None else self.f_proj(f)
         if gate is not None:
-            gate = heads(gate if self.g_proj is None else self.g_proj(gate))
+            gate = self._heads(gate if self.g_proj is None else self.g_proj(gate))
+        return Gates(b, w, f, e, self.strength() if self.row.strength else None), gate
+
+    def _heads(self, y: Tensor) -> Tensor:
+        return y.unflatten(-1, (self.num_heads, -1))
+
+    @fused
+    def _operands(self, qkv: Tensor, gates: Gates) -> Operands:
+        """What the op takes, from the convolved q, k and v."""
+        return self.row.operands(self._projections(qkv, gates))
+
+    def _projections(self, qkv: Tensor, gates: Gates) -> Projections:
+        heads, (b, w, f, e, strength) = self._heads, gates
+        keys = self.num_heads * self.head_dim
+        q, k, v = (heads(y) for y in qkv.split([keys, keys, self.rows["qkv"] - 2 * keys], -1))
         direction = None if e is None else l2_normalize(heads(e))
         if self.row.direction == "head":
             direction = self.random_direction.to(qkv.dtype)
-        projections = Projections(
+        return Projections(
             l2_normalize(q),
             l2_normalize(k),
             v,
             g=None if f is None else self._log_decay(heads(_wide(f) + _wide(self.dt_bias))),
             b=None if b is None else heads(torch.sigmoid(b)),
             w=None if w is None else heads(torch.sigmoid(w)),
-            strength=self.strength() if self.row.strength else None,
+            strength=strength,
             direction=direction,
         )
-        return projections, gate
 
     def _log_decay(self, x: Tensor) -> Tensor:
         return -_wide(self.A_log).exp()[:, None] * nn.functional.softplus(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from .fused import fused
 from .linear import Linear, ResidualProjection
 
 
@@ -14,5 +15,9 @@ class SwiGLU(nn.Module):
         self.down_proj = ResidualProjection(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(nn.functional.silu(gate) * up)
+        return self.down_proj(self._product(self.gate_up_proj(x)))
+
+    @fused
+    def _product(self, both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, -1)
+        return nn.functional.silu(gate) * up

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .fused import fused
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": nn.functional.silu, "sigmoid": torch.sigmoid}
 
 
@@ -35,5 +37,6 @@ class GatedRMSNorm(RMSNorm):
             raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         self.activation = activation
 
+    @fused
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x) * ACTIVATIONS[self.activation](gate)
