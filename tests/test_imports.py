@@ -25,6 +25,8 @@ ORDER = [
     "tune",
     "doctor",
     "reproduce",
+    "cli_parts",
+    "cli_bench",
     "cli",
 ]
 

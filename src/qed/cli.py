@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +9,8 @@ import typer
 from rich.console import Console
 
 from . import __version__
+from .cli_bench import bench
+from .cli_parts import choice, device_for, files, numbers, reported
 
 app = typer.Typer(
     name="qed",
@@ -35,167 +35,7 @@ def main(
     pass
 
 
-@contextmanager
-def _reported(console: Console, *kinds: type[Exception]) -> Iterator[None]:
-    """What a user can mend is said in one line of red, with exit status 1."""
-    try:
-        yield
-    except kinds as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
-
-
-def _choice(console: Console, option: str, value: str, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        names = ", ".join(name or "nothing" for name in allowed)
-        console.print(f"{option}: expected one of {names}, got {value}", style="red", markup=False)
-        raise typer.Exit(2)
-
-
-def _device(name: str) -> str:
-    import torch
-
-    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-
-
-bench = typer.Typer(help="Measure speed, behind a gate on correctness.", invoke_without_command=True)
 app.add_typer(bench, name="bench")
-
-
-@bench.callback()
-def bench_main(
-    context: typer.Context,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Search launch settings for this machine's GPU: some ten minutes.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Where --tune writes what it found.")] = Path("runs/settings.json"),
-) -> None:
-    if context.invoked_subcommand is not None:
-        return
-    if not tune:
-        typer.echo(context.get_help())
-        raise typer.Exit
-    from .bench import Shape
-    from .tune import tune as search
-
-    console = Console()
-    with _reported(console, RuntimeError):
-        search(console, out=out, device=_device("auto"), shape=Shape())
-
-
-@bench.command()
-def ops(
-    out: Annotated[Path | None, typer.Option(help="Where the numbers go, as JSON.")] = None,
-    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 in the same run.")] = "",
-    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
-    impl: Annotated[str, typer.Option(help="The form to time.")] = "auto",
-    batch: Annotated[int, typer.Option(min=1)] = 32,
-    tokens: Annotated[int, typer.Option(min=1)] = 2048,
-    heads: Annotated[int, typer.Option(min=1)] = 6,
-    width: Annotated[int, typer.Option(min=1, help="Of keys and of values.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Calls of each candidate that count.")] = 20,
-) -> None:
-    """Time the op, forward and backward, and on a GPU also prefill, decoding and the first call."""
-    from .bench import Shape
-    from .bench import ops as measure
-
-    console = Console()
-    _choice(console, "--against", against, ("fla", ""))
-    device = _device(device)
-    shape = Shape(batch=batch, tokens=tokens, heads=heads, width=width)
-    with _reported(console, RuntimeError, ImportError):
-        measure(console, out=out, device=device, shape=shape, impl=impl, fla=against == "fla", rounds=rounds)
-
-
-@bench.command()
-def model(
-    out: Annotated[Path | None, typer.Option(help="Where the numbers go, as JSON.")] = None,
-    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 model too.")] = "",
-    size: Annotated[str, typer.Option(help="paper (340M), small, mini or tiny.")] = "paper",
-    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
-    rounds: Annotated[int, typer.Option(min=1, help="Prefills of each candidate that count.")] = 5,
-) -> None:
-    """Time prefill and generation of the whole model."""
-    from .bench_model import measure
-    from .model.config import SIZES, QEDConfig
-
-    console = Console()
-    _choice(console, "--against", against, ("fla", ""))
-    _choice(console, "--size", size, SIZES)
-    with _reported(console, RuntimeError, ImportError):
-        measure(
-            console,
-            out=out,
-            device=_device(device),
-            config=QEDConfig(**SIZES[size]),
-            fla=against == "fla",
-            rounds=rounds,
-        )
-
-
-@bench.command(name="train")
-def bench_train(
-    out: Annotated[Path | None, typer.Option(help="Where the numbers go, as JSON.")] = None,
-    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 model too.")] = "",
-    size: Annotated[str, typer.Option(help="paper (340M), small, mini or tiny.")] = "paper",
-    batch: Annotated[int, typer.Option(min=1)] = 16,
-    tokens: Annotated[int, typer.Option(min=1)] = 2048,
-    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
-    rounds: Annotated[int, typer.Option(min=1, help="Steps of each candidate that count.")] = 10,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile")] = True,
-) -> None:
-    """Time one training step: QED, GDN-2, and fla's GDN-2 if asked."""
-    from .bench_train import measure
-    from .model.config import SIZES
-
-    console = Console()
-    _choice(console, "--against", against, ("fla", ""))
-    _choice(console, "--size", size, SIZES)
-    with _reported(console, RuntimeError, ImportError):
-        measure(
-            console,
-            out=out,
-            device=_device(device),
-            size=SIZES[size],
-            fla=against == "fla",
-            rounds=rounds,
-            batch=batch,
-            tokens=tokens,
-            compiled=compiled,
-        )
-
-
-@bench.command("eval")
-def bench_eval(
-    tokenizer: Annotated[str, typer.Option(help="A SentencePiece .model or a tokenizer.json.")],
-    out: Annotated[Path | None, typer.Option(help="Where the numbers go, as JSON.")] = None,
-    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 model too.")] = "",
-    size: Annotated[str, typer.Option(help="paper (340M), small, mini or tiny.")] = "paper",
-    lengths: Annotated[str, typer.Option(help="In tokens.")] = "1024,2048,4096,8192,16384,32768",
-    samples: Annotated[int, typer.Option(min=1, help="Of each length.")] = 500,
-    words: Annotated[Path | None, typer.Option(help="Word lists for keys, instead of the wonderwords package.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 64,
-    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
-) -> None:
-    """Time S-NIAH-1 on a model with random weights."""
-    from .bench_eval import measure
-    from .eval.run import Options
-    from .model.config import SIZES
-
-    console = Console()
-    _choice(console, "--against", against, ("fla", ""))
-    _choice(console, "--size", size, SIZES)
-    with _reported(console, ValueError, ImportError):
-        options = Options(lengths=_numbers("--lengths", lengths), samples=samples, words=words, batch=batch)
-        measure(
-            console,
-            out=out,
-            device=_device(device),
-            size=SIZES[size],
-            tokenizer=tokenizer,
-            options=options,
-            fla=against == "fla",
-        )
 
 
 @app.command()
@@ -212,8 +52,8 @@ def doctor(
     from .doctor import examine
 
     console = Console()
-    _choice(console, "--dtype", dtype, ("bfloat16", "float16", "float32"))
-    device = _device(device)
+    choice(console, "--dtype", dtype, ("bfloat16", "float16", "float32"))
+    device = device_for(device)
     sound = examine(console, device=device, dtype=getattr(torch, dtype), heads=heads, width=width, tokens=tokens)
     console.print("sound" if sound else "not sound: do not train with this", style="green" if sound else "red")
     raise typer.Exit(0 if sound else 1)
@@ -240,7 +80,7 @@ def prepare(
     from .eval.practice import Practice
 
     console = Console(stderr=True)
-    with _reported(console, ValueError, OSError):
+    with reported(console, ValueError, OSError):
         run(
             source,
             tokenizer=tokenizer,
@@ -271,7 +111,7 @@ def train(
     from .train.loop import train as run
 
     console = Console()
-    with _reported(console, ValueError, OSError, Diverged):
+    with reported(console, ValueError, OSError, Diverged):
         pairs = [item.partition("=") for item in set_ or []]
         if any(not found for _, found, _ in pairs):
             raise ValueError(f"--set: expected field=value, got {next(n for n, f, _ in pairs if not f)}")
@@ -281,7 +121,7 @@ def train(
 
             plan(config, console)
             return
-        status = run(config, out, device=_device(device), console=console)
+        status = run(config, out, device=device_for(device), console=console)
     raise typer.Exit(status)
 
 
@@ -294,8 +134,8 @@ def replay(
     from .train.replay import replay as run
 
     console = Console()
-    with _reported(console, ValueError):
-        run(folder, device=_device(device), console=console)
+    with reported(console, ValueError):
+        run(folder, device=device_for(device), console=console)
 
 
 @app.command()
@@ -315,7 +155,7 @@ def generate(
     from .model.terminal import write
 
     console = Console(stderr=True)
-    with _reported(console, OSError, ValueError):
+    with reported(console, OSError, ValueError):
         write(
             checkpoint,
             prompt,
@@ -324,7 +164,7 @@ def generate(
             strength=strength,
             seed=seed,
             tokenizer=tokenizer or checkpoint,
-            device=_device(device),
+            device=device_for(device),
             console=console,
         )
 
@@ -367,21 +207,21 @@ def eval_(
 
     console = Console()
     tasks = [name for item in task or [] for name in item.split(",")]
-    _choice(console, "--harness", harness, ("lm-eval", ""))
-    with _reported(console, ValueError, OSError, ImportError):
+    choice(console, "--harness", harness, ("lm-eval", ""))
+    with reported(console, ValueError, OSError, ImportError):
         if not tasks:
             raise ValueError(f"--task: expected one or more of {', '.join(TASKS)}, got none")
         if not harness:
             for name in tasks:
-                _choice(console, "--task", name, TASKS)
+                choice(console, "--task", name, TASKS)
         options = Options(
-            lengths=_numbers("--lengths", lengths),
+            lengths=numbers("--lengths", lengths),
             samples=samples,
             seed=seed,
             sizing=sizing,
             words=words,
             essays=essays,
-            data=_files(data),
+            data=files(data),
             variant=variant,
             context=context,
             max_length=max_length,
@@ -393,7 +233,7 @@ def eval_(
         if prompts_only:
             encoder = matching_tokenizer(checkpoint, tokenizer)
             for name in tasks:
-                _choice(console, "--task", name, NEEDLES)
+                choice(console, "--task", name, NEEDLES)
                 for length in options.lengths:
                     console.print(str(frozen(name, length, options, encoder, out, console)), markup=False)
             return
@@ -402,9 +242,9 @@ def eval_(
         if harness:
             from .eval.harness import run
 
-            run(checkpoint, tasks, options, out=out, device=_device(device), console=console)
+            run(checkpoint, tasks, options, out=out, device=device_for(device), console=console)
             return
-        evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=_device(device), console=console)
+        evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=device_for(device), console=console)
 
 
 @app.command()
@@ -430,22 +270,29 @@ def strength(
 
     console = Console()
     tasks = [name for item in task or ["niah_single_1"] for name in item.split(",")]
-    with _reported(console, ValueError, OSError, ImportError):
+    with reported(console, ValueError, OSError, ImportError):
         for name in tasks:
-            _choice(console, "--task", name, TASKS)
+            choice(console, "--task", name, TASKS)
         options = Options(
-            lengths=_numbers("--lengths", lengths),
+            lengths=numbers("--lengths", lengths),
             samples=samples,
             words=words,
             essays=essays,
-            data=_files(data),
+            data=files(data),
             variant=variant,
             prompts=prompts,
             batch=batch,
         )
         factors = tuple(float(x) for x in scales.split(","))
         sweep(
-            checkpoint, factors, tasks, options, out=out, tokenizer=tokenizer, device=_device(device), console=console
+            checkpoint,
+            factors,
+            tasks,
+            options,
+            out=out,
+            tokenizer=tokenizer,
+            device=device_for(device),
+            console=console,
         )
 
 
@@ -463,8 +310,8 @@ def eigenvalues(
     from .analysis.report import write_eigenvalues
 
     console = Console()
-    with _reported(console, ValueError, OSError, ImportError):
-        write_eigenvalues(checkpoint, data, samples=tokens, out=out, device=_device(device), console=console)
+    with reported(console, ValueError, OSError, ImportError):
+        write_eigenvalues(checkpoint, data, samples=tokens, out=out, device=device_for(device), console=console)
 
 
 @app.command()
@@ -476,23 +323,9 @@ def report(
     from .analysis.report import write
 
     console = Console()
-    with _reported(console, ValueError, OSError, ImportError):
+    with reported(console, ValueError, OSError, ImportError):
         path = write(runs, out)
         console.print(f"written: {path}", markup=False)
-
-
-def _files(data: list[str] | None) -> dict[str, Path]:
-    pairs = [item.partition("=") for item in data or []]
-    if any(not found for _, found, _ in pairs):
-        raise ValueError(f"--data: expected TASK=FILE, got {next(n for n, f, _ in pairs if not f)}")
-    return {name: Path(path) for name, _, path in pairs}
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(x) for x in text.split(","))
-    except ValueError:
-        raise ValueError(f"{name}: expected whole numbers parted by commas, got {text!r}") from None
 
 
 @app.command()
@@ -506,8 +339,8 @@ def convert(
     from .model.conversion import convert_file
 
     console = Console()
-    _choice(console, "--to", to, ("qed", "fla"))
-    with _reported(console, ValueError, FileExistsError):
+    choice(console, "--to", to, ("qed", "fla"))
+    with reported(console, ValueError, FileExistsError):
         count = convert_file(source, target, kind=kind, to=to)
     console.print(f"{target}: {count} tensors")
 
@@ -541,24 +374,24 @@ def reproduce(
     from .reproduce.plan import PLANS, Files, rehearsed
 
     console = Console()
-    _choice(console, "--scale", scale, PLANS)
-    with _reported(console, ValueError, OSError, RuntimeError, ImportError):
+    choice(console, "--scale", scale, PLANS)
+    with reported(console, ValueError, OSError, RuntimeError, ImportError):
         try:
             from .reproduce import collecting, run
         except ImportError as error:
             raise ImportError(f"the report needs pip install 'qed-attention[analysis]': {error}") from error
-        files = Files(
+        given = Files(
             corpus=corpus,
             validation=validation,
             tokenizer=tokenizer,
             words=None if words is None else str(words),
             essays=None if essays is None else str(essays),
-            recall={task: str(path) for task, path in _files(data).items()},
+            recall={task: str(path) for task, path in files(data).items()},
         )
-        plan = PLANS[scale](files)
+        plan = PLANS[scale](given)
         chosen = ARMS if arms == "all" else tuple(arms.split(","))
         plan = dataclasses.replace(plan, arms=chosen if arms else plan.arms)
-        plan = dataclasses.replace(plan, seeds=_numbers("--seeds", seeds) if seeds else plan.seeds)
+        plan = dataclasses.replace(plan, seeds=numbers("--seeds", seeds) if seeds else plan.seeds)
         folder = out or Path("runs") / (f"{scale}-dry-run" if dry_run else scale)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--out: expected a folder, got the file {folder}")
@@ -570,11 +403,11 @@ def reproduce(
             console.print(f"{collecting.collect(folder, collect)} files in {collect}", markup=False)
             return
         if scale == "paper":
-            run.hours(plan, folder, _device(device), console)
+            run.say_hours(plan, folder, device_for(device), console)
         result = run.reproduce(
             chosen_plan,
             folder,
-            device=_device(device),
+            device=device_for(device),
             jobs=jobs or plan.jobs,
             only=only.split(",") if only else [],
             minutes=minutes,

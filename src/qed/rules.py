@@ -146,8 +146,10 @@ class Rule:
     ) -> tuple[Tensor, Tensor]:
         """Outputs [B, T, H, V] and final state [N, H, K, V]. `there` [B, T]: which tokens exist (all, if None); the
         others leave the state as it is. Other keyword arguments as in `erase_write`."""
-        given = {"scale": scale, "initial_state": initial_state, "cu_seqlens": cu_seqlens, "there": there, "impl": impl}
-        return self.run(self.operands(x), **given)  # type: ignore[arg-type]
+        operands = self.operands(x)
+        return self.run(
+            operands, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens, there=there, impl=impl
+        )
 
     def run(
         self,

@@ -52,6 +52,16 @@ def style(runs: list[Run], arm: str) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
 
 
+def line(runs: list[Run], run: Run) -> dict[str, Any]:
+    """Of one run among others: its arm's colour, its seed's dashes."""
+    dashes = ["-", "--", ":", "-."][run.seed % 4]
+    return {
+        "color": style(runs, run.arm)["color"],
+        "linestyle": dashes,
+        "label": f"{name_of(run.arm)}, seed {run.seed}",
+    }
+
+
 def accuracy(runs: list[Run], task: str) -> Figure:
     """Figure 1: accuracy against length, one panel a seed."""
     seeds, known = seeds_of(runs), by_arm_and_seed(runs)
@@ -151,14 +161,8 @@ def positions(runs: list[Run]) -> Figure:
         for name, result in run.results.items():
             if name.startswith("positions-"):
                 bins = result.result["bins"]
-                line = {
-                    "linestyle": ["-", "--", ":", "-."][run.seed % 4],
-                    "label": f"{name_of(run.arm)}, seed {run.seed}",
-                }
                 middle = [(x["from"] + x["to"]) / 2 for x in bins]
-                panel.plot(
-                    middle, [x["loss"] for x in bins], markersize=3, linewidth=1.2, **line, **style(runs, run.arm)
-                )
+                panel.plot(middle, [x["loss"] for x in bins], marker=".", linewidth=1.2, **line(runs, run))
     panel.axvline(runs[0].train_length, linestyle="--", linewidth=1, color="#888888")
     panel.set_xscale("log", base=2)
     panel.set_xlabel("position (tokens)")
@@ -175,14 +179,7 @@ def eigenvalues(runs: list[Run]) -> Figure:
             histogram = run.eigenvalues["eigenvalue_histogram"]
             counts = [sum(x) for x in zip(*histogram["counts"].values(), strict=True)]
             share = [x / max(1, sum(counts)) for x in counts]
-            options = style(runs, run.arm) | {"marker": None, "linestyle": ["-", "--", ":", "-."][run.seed % 4]}
-            panel.stairs(
-                share,
-                histogram["edges"],
-                label=f"{name_of(run.arm)}, seed {run.seed}",
-                color=options["color"],
-                linestyle=options["linestyle"],
-            )
+            panel.stairs(share, histogram["edges"], **line(runs, run))
     for edge in (0, 1):
         panel.axvline(edge, color="#888888", linewidth=0.8)
     panel.set_yscale("log")
@@ -204,9 +201,7 @@ def over_training(runs: list[Run], value: Callable[[dict[str, Any]], float | Non
     for run in runs:
         points = [(row["tokens"], y) for row in run.metrics if (y := value(row)) is not None]
         if points:
-            options = style(runs, run.arm) | {"marker": None, "linestyle": ["-", "--", ":", "-."][run.seed % 4]}
-            name = f"{name_of(run.arm)}, seed {run.seed}"
-            panel.plot([x for x, _ in points], [y for _, y in points], label=name, linewidth=1.2, **options)
+            panel.plot([x for x, _ in points], [y for _, y in points], linewidth=1.2, **line(runs, run))
     panel.set_xlabel("training tokens")
     panel.set_ylabel(label)
     panel.legend(fontsize=7)

@@ -20,6 +20,8 @@ from ..model.causal_lm import QEDForCausalLM
 from .results import Result, discordant, folder
 from .stats import holm, mcnemar
 
+SCALES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0)  # the paper's s
+
 
 def mean_strength(model: QEDForCausalLM) -> float:
     """Over layers and heads."""

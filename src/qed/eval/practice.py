@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -23,6 +23,8 @@ HEAD, QUESTION, ANSWER = (
 )
 NUMBERS = 0.75  # of documents; the others hide uuids, which are longer
 NOISY = 0.5  # of haystacks
+SHORTEST, LONGEST = 350, 1900  # characters of a document
+NEEDLES = 6  # at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,6 @@ class Practice:
     """A corpus with so large a share (of characters) of practice."""
 
     share: float
-    seed: int = 0
-    shortest: int = 350  # characters of a document
-    longest: int = 1900
-    needles: int = 6  # at most
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
@@ -41,38 +39,39 @@ class Practice:
 
     @property
     def about(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"practice": self.share, "format": 1}
 
     def __call__(self, texts: Iterator[str]) -> Iterator[str]:
         owed = 0.0
         for index, text in enumerate(texts):
             yield text
             owed += len(text) * self.share / (1 - self.share)
-            draw = Random(f"{self.seed}/{index}")
+            draw = Random(f"practice/{index}")
             sentences = re.split(r"(?<=[.!?])\s+", text)
             words = re.findall(r"\b[a-z]{3,12}\b", text)
             while owed > 0 and len(words) > 1:
-                made = self.document(draw, sentences, words)
+                made = document(draw, sentences, words)
                 owed -= len(made)
                 yield made
 
-    def document(self, draw: Random, sentences: list[str], words: list[str]) -> str:
-        """Lengths are log-uniform: short documents are where retrieval is learned first."""
-        kind = "numbers" if draw.random() < NUMBERS else "uuids"
-        length = math.exp(draw.uniform(math.log(self.shortest), math.log(self.longest)))
-        one, each = kind[:-1], 170 if kind == "numbers" else 240  # characters that a needle and its answer take
-        count = draw.randint(1, max(1, min(self.needles, int((length - 300) / each))))
-        keys = [f"{draw.choice(words)}-{draw.choice(words)}" for _ in range(count)]
-        facts = {key: value(kind, draw) for key in keys}
-        room = int(length) - len(HEAD) - len(QUESTION) - each * len(facts)
-        parts, gap = _noise(room) if draw.random() < NOISY else _talk(room, sentences, draw)
-        for key, found in facts.items():
-            parts.insert(draw.randint(0, len(parts)), NEEDLE.format(kind=kind, key=key, value=found))
-        asked = list(facts)
-        draw.shuffle(asked)
-        answers = [f"{ANSWER.format(one=one, key=key)} {facts[key]}." for key in asked]
-        head, question = HEAD.format(one=one), QUESTION.format(one=one, key=asked[0])
-        return head + gap.join(parts) + question + " ".join(answers)
+
+def document(draw: Random, sentences: list[str], words: list[str]) -> str:
+    """Lengths are log-uniform: short documents are where retrieval is learned first."""
+    kind = "numbers" if draw.random() < NUMBERS else "uuids"
+    length = math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST)))
+    one, each = kind[:-1], 170 if kind == "numbers" else 240  # characters that a needle and its answer take
+    count = draw.randint(1, max(1, min(NEEDLES, int((length - 300) / each))))
+    keys = [f"{draw.choice(words)}-{draw.choice(words)}" for _ in range(count)]
+    facts = {key: value(kind, draw) for key in keys}
+    room = int(length) - len(HEAD) - len(QUESTION) - each * len(facts)
+    parts, gap = _noise(room) if draw.random() < NOISY else _talk(room, sentences, draw)
+    for key, found in facts.items():
+        parts.insert(draw.randint(0, len(parts)), NEEDLE.format(kind=kind, key=key, value=found))
+    asked = list(facts)
+    draw.shuffle(asked)
+    answers = [f"{ANSWER.format(one=one, key=key)} {facts[key]}." for key in asked]
+    head, question = HEAD.format(one=one), QUESTION.format(one=one, key=asked[0])
+    return head + gap.join(parts) + question + " ".join(answers)
 
 
 def _noise(room: int) -> tuple[list[str], str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +21,6 @@ from ..recipes import build
 from ..recipes.paper import ARMS
 from ..rules import RULES
 from ..train.config import TrainConfig
-
-SCALES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0)  # the paper's s
-
-
-def _positive(text: str) -> bool:
-    try:
-        return float(text) >= 0
-    except ValueError:
-        return False
 
 
 class Unit(NamedTuple):
@@ -92,7 +84,7 @@ class Plan:
             rule, _, bound = arm.partition("@")
             if rule not in RULES:
                 raise ValueError(f"--arms: expected names of rules, or all, got {rule!r}; there are {', '.join(RULES)}")
-            if bound and not (RULES[rule].strength and _positive(bound)):
+            if bound and not (RULES[rule].strength and re.fullmatch(r"\d+(\.\d+)?", bound)):
                 raise ValueError(f"--arms: expected RULE@λ_max, a rule with a strength and a number, got {arm!r}")
 
     @property
@@ -143,23 +135,24 @@ def mini(files: Files) -> Plan:
     )
 
 
-def small(files: Files) -> Plan:
+def _of(files: Files) -> dict[str, Any]:
     """S-NIAH-2 and -3 need essays, recall its files."""
+    found: dict[str, Any] = {"validation": files.validation or "", "recall": files.recall}
     essays = ("niah_single_2", "niah_single_3") if files.essays else ()
+    return found | {"words": files.words, "essays": files.essays, "needles": ("niah_single_1", *essays)}
+
+
+def small(files: Files) -> Plan:
     return Plan(
+        **_of(files),
         scale="small",
         recipe="small",
         changes={"validate_every": "200", "save_every": "1000", "log_every": "50"},
         source=files.corpus or "synthetic:600000",
-        validation=files.validation or "",
         held_out=0 if files.validation else 100,
         tokenizer=files.tokenizer or "bpe:8192",
         practice=0.6,
-        needles=("niah_single_1", *essays),
         lengths=(512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 32768),
-        recall=files.recall,
-        words=files.words,
-        essays=files.essays,
         strength_lengths=(4096, 8192, 16384, 32768),
         positions=16384,
         jobs=5,
@@ -168,20 +161,15 @@ def small(files: Files) -> Plan:
 
 def paper(files: Files) -> Plan:
     """16M documents of FineWeb-Edu have somewhat more than 15B tokens."""
-    essays = ("niah_single_2", "niah_single_3") if files.essays else ()
     return Plan(
+        **_of(files),
         scale="paper",
         recipe="paper_340m",
         source=files.corpus or "hf:HuggingFaceFW/fineweb-edu:sample-100BT",
-        validation=files.validation or "",
         limit=None if files.corpus else 16_000_000,
         held_out=0 if files.validation else 1000,
         tokenizer=files.tokenizer or "llama2.model",
-        needles=("niah_single_1", *essays),
         lengths=(1024, 2048, 4096, 8192, 16384, 32768),
-        recall=files.recall,
-        words=files.words,
-        essays=files.essays,
         strength_lengths=(4096, 8192, 16384, 32768),
         positions=32768,
     )

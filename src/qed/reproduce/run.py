@@ -28,6 +28,7 @@ from rich.table import Table
 from ..analysis.conclusions import learned
 from ..analysis.report import write
 from ..analysis.results import Run, runs
+from ..analysis.strength import SCALES
 from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of, needle_lengths
 from ..bench_train import ours
 from ..data import tokenization
@@ -36,7 +37,7 @@ from ..data.shards import write_json
 from ..eval.practice import Practice
 from ..eval.run import frozen
 from ..train.loop import STOPPED
-from .plan import SCALES, Plan, Unit
+from .plan import Plan, Unit
 from .unit import finished, options
 
 FAILED = 1
@@ -54,7 +55,7 @@ def begin(plan: Plan, out: Path) -> None:
         if changed:
             raise ValueError(f"--out: {out} holds a reproduction with other {', '.join(changed)}; use another folder")
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(plan.to_json())
+    write_json(path, json.loads(plan.to_json()))
 
 
 def make_data(plan: Plan, out: Path, console: Console) -> None:
@@ -85,7 +86,7 @@ def make_prompts(plan: Plan, out: Path, console: Console) -> None:
             frozen(task, length, options(plan, out), encoder, out, console)
 
 
-def hours(plan: Plan, out: Path, device: str, console: Console) -> float:
+def say_hours(plan: Plan, out: Path, device: str, console: Console) -> None:
     """Device hours that the trainings will take, from a few steps of this model on this device."""
     config = plan.config(plan.units[0], out)
     rows = config.micro_tokens // config.sequence if device == "cuda" else 1
@@ -103,16 +104,15 @@ def hours(plan: Plan, out: Path, device: str, console: Console) -> float:
     if device == "cuda":
         torch.cuda.empty_cache()  # the trainings are in processes of their own
     rate = rows * config.sequence / min(times)
-    found = len(plan.units) * config.total_tokens / rate / 3600
+    hours = len(plan.units) * config.total_tokens / rate / 3600
     console.print(
         f"{len(plan.units)} trainings of {config.total_tokens:,} tokens at {rate:,.0f} tokens/s, measured here: "
-        f"{found:,.1f} device hours, evaluation not counted"
+        f"{hours:,.1f} device hours, evaluation not counted"
     )
-    return found
 
 
-def state(plan: Plan, out: Path) -> dict[str, Any]:
-    """What is done; also written to state.json."""
+def write_state(plan: Plan, out: Path) -> None:
+    """state.json: what is done."""
     found = {
         "scale": plan.scale,
         "data": (out / "validation" / "index.json").exists(),
@@ -127,7 +127,6 @@ def state(plan: Plan, out: Path) -> dict[str, Any]:
         "report": (out / "report" / "report.html").exists(),
     }
     write_json(out / "state.json", found)
-    return found
 
 
 def show_state(plan: Plan, out: Path, console: Console) -> None:
@@ -193,7 +192,7 @@ class Units:
                             elif not self.stopping:
                                 failed.append(unit)
                                 bars.update(shown[unit], description=f"[red]{unit.name}: failed[/red]")
-                            state(self.plan, self.out)
+                            write_state(self.plan, self.out)
                     if seconds is not None and time.monotonic() - began > seconds and not self.stopping:
                         self.stop()
         finally:
@@ -276,7 +275,7 @@ def reproduce(
         console.print(f"{unit.name} failed; the end of {log}:", style="red", markup=False)
         console.print("\n".join(log.read_text(errors="replace").splitlines()[-12:]), markup=False, highlight=False)
     show_state(plan, out, console)
-    state(plan, out)
+    write_state(plan, out)
     if units.stopping:
         console.print("stopped; the same command goes on", style="yellow")
         return STOPPED
@@ -284,7 +283,7 @@ def reproduce(
         return FAILED
     with console.status("writing the report"):
         path = write(out / "runs", out / "report")
-    state(plan, out)
+    write_state(plan, out)
     found = runs(out / "runs")
     console.print(accuracies(found))
     for text in learned(found):

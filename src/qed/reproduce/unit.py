@@ -7,6 +7,7 @@ Each stage goes on by itself where it was cut; finished ones are in OUT/runs/NAM
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -19,14 +20,14 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from ..analysis.report import write_eigenvalues
-from ..analysis.strength import sweep
+from ..analysis.strength import SCALES, sweep
 from ..data import tokenization
 from ..data.shards import write_json
 from ..eval.records import lines
 from ..eval.run import Options, evaluate, frozen
 from ..model.causal_lm import QEDForCausalLM
 from ..train.loop import STOPPED, Watch, train
-from .plan import SCALES, Plan, Unit
+from .plan import Plan, Unit
 
 WATCHED = 32  # prompts
 
@@ -90,13 +91,12 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
         found(["positions"], Options(lengths=(plan.positions,), samples=plan.position_rows, data=folder))
 
     def strength() -> None:
-        chosen = options(plan, out)
-        chosen = Options(**{**vars(chosen), "lengths": plan.strength_lengths, "samples": plan.strength_samples})
+        given = options(plan, out)
         sweep(
             run / "export",
             SCALES,
             [plan.needles[0]],
-            chosen,
+            dataclasses.replace(given, lengths=plan.strength_lengths, samples=plan.strength_samples),
             out=run / "strength",
             tokenizer=None,
             device=device,

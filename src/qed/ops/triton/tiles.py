@@ -15,7 +15,7 @@ channels has to be a matrix product, so the exponential must fall apart into a f
   j in the first, both factors are decays, from the middle and to it. A token's own factor, from its centre, is the
   same at every level; a level only adds one for every sub-block.
 
-Most chunks are whole (when a model starts to learn, all: its decays reach exp(−105)). So each kernel with pairs is
+Most chunks are whole (when a model starts to learn, all: its decays reach exp(−104)). So each kernel with pairs is
 launched three times, for all chunks as one block (SUB = C) and, with what it stores replaced, for those that
 are halved and those that are cut further. One launch with both would compile, and be wrong (Triton 3.6, Hopper).
 
