@@ -74,6 +74,18 @@ def test_again_does_nothing_twice(done: Path) -> None:
     assert before == {x: x.stat().st_mtime_ns for x in (done / "runs").rglob("*.json*")}
 
 
+def test_a_unit_goes_on_with_the_stage_that_is_missing(done: Path) -> None:
+    run = done / "runs" / "gdn2-0"
+    before = json.loads((run / "stages.json").read_text())
+    (run / "eigenvalues.json").unlink()
+    (run / "stages.json").write_text(json.dumps({name: before[name] for name in ("train", "eval")}))
+    status, said = go(tiny(), done)
+    assert status == 0, said
+    after = json.loads((run / "stages.json").read_text())
+    assert {name: after[name] == before[name] for name in after} == {"train": True, "eval": True, "eigenvalues": False}
+    assert (run / "eigenvalues.json").exists()
+
+
 def test_another_plan_needs_another_folder(done: Path) -> None:
     with pytest.raises(ValueError, match="holds a reproduction with other samples; use another folder"):
         go(tiny(samples=4), done)
