@@ -22,7 +22,7 @@ from qed.cli import app
 LENGTHS = (512, 1024, 2048, 4096)
 
 
-def evaluated(folder: Path, name: str, right: list[int], **about: Any) -> None:
+def evaluated(folder: Path, name: str, right: list[int], *, tokens: int | None = None, **about: Any) -> None:
     """A finished result of 100 examples; `right` has the indices of those that are correct."""
     folder.mkdir(parents=True, exist_ok=True)
     task, _, rest = name.partition("-")
@@ -30,7 +30,8 @@ def evaluated(folder: Path, name: str, right: list[int], **about: Any) -> None:
     fixed |= {"length": int(rest), "sizing": "linear"} if rest.isdigit() else {"variant": rest}
     result = {"samples": 100, "correct": len(right), "accuracy": len(right) / 100, "tokens": {"median": 9}}
     (folder / f"{name}.json").write_text(json.dumps({"about": fixed | about, "result": result}))
-    rows = [{"index": i, "correct": int(i in set(right))} for i in range(100)]
+    size = tokens or (int(rest) if rest.isdigit() else 9)
+    rows = [{"index": i, "correct": int(i in set(right)), "gold": str(i), "tokens": size} for i in range(100)]
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -128,13 +129,24 @@ def test_what_is_missing_is_said_not_zero(base: Path, tmp_path: Path) -> None:
 
 
 def test_contrasts_are_paired_and_past_the_training_length(base: Path) -> None:
-    found = {x.name: x for x in contrasts(results.runs(base))}
+    found = {x.name: x for x in contrasts(results.runs(base), "niah_single_1")}
     difference, (low, _), p = found["mechanism"].seeds[0]
     assert difference == pytest.approx(100 * (15 + 30 + 30) / 300)
     assert low > 0
     assert p < 1e-9
     assert found["gate"].seeds == {}
     assert found["direction"].overall is not None
+
+
+def test_examples_that_two_lengths_share_count_once(base: Path, tmp_path: Path) -> None:
+    for length, tokens, (one, other) in ((1024, 700, (90, 40)), (1536, 700, (90, 40)), (2048, 1400, (20, 20))):
+        evaluated(base / "qed-0" / "eval", f"niah_single_2-{length}", list(range(one)), tokens=tokens)
+        evaluated(base / "gdn2-0" / "eval", f"niah_single_2-{length}", list(range(other)), tokens=tokens)
+    (found,) = (x for x in contrasts(results.runs(base), "niah_single_2") if x.name == "mechanism")
+    assert found.seeds[0][0] == pytest.approx(100 * (50 + 0) / 200)
+    write(base, tmp_path / "out")
+    rows = (tmp_path / "out" / "tables" / "figure2_contrasts.csv").read_text()
+    assert "S-NIAH-2,mechanism,QED − GDN-2," in rows
 
 
 def test_what_is_concluded_follows_the_intervals(base: Path) -> None:

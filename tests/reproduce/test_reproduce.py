@@ -97,6 +97,9 @@ def test_another_plan_needs_another_folder(done: Path) -> None:
 def test_collected_results_give_the_same_report(done: Path, tmp_path: Path) -> None:
     assert collecting.collect(done, tmp_path / "kept") > 10
     assert not list((tmp_path / "kept").rglob("*.safetensors")) + list((tmp_path / "kept").rglob("*.jsonl"))
+    assert not [
+        x for x in (tmp_path / "kept").rglob("*.json") if f'"{done}' in x.read_text()
+    ]  # no paths of this machine
     write(tmp_path / "kept" / "runs", tmp_path / "report")
     for table in (done / "report" / "tables").iterdir():
         assert (tmp_path / "report" / "tables" / table.name).read_text() == table.read_text()

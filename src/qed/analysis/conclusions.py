@@ -72,7 +72,7 @@ def learned(runs: list[Run]) -> list[str]:
 
 def _contrasts(runs: list[Run]) -> list[str]:
     texts = []
-    for x in contrasts(runs):
+    for x in contrasts(runs, main_task(runs)):
         pair = f"{name_of(x.first)} against {name_of(x.second)}"
         if not x.seeds:
             texts.append(f"The {x.name} ({pair}) cannot be judged: results are missing.")
@@ -101,8 +101,10 @@ def _claims(runs: list[Run]) -> list[str]:
     asked = "S-NIAH-1" if task == "niah_single_1" else f"S-NIAH-1 (here: {TITLES[task]})"
 
     def judged(claim: str, outcomes: list[bool | None]) -> str:
-        if not outcomes or all(x is None for x in outcomes):
+        if not outcomes:
             return f"Paper: {claim}. Open here: no results to judge it by."
+        if all(x is None for x in outcomes):
+            return f"Paper: {claim}. Open here: every comparison is missing or undecided."
         if any(x is False for x in outcomes):
             right = sum(x is True for x in outcomes)
             return f"Paper: {claim}. Does not hold here: {right} of {len(outcomes)} comparisons agree."
@@ -152,12 +154,9 @@ def _claims(runs: list[Run]) -> list[str]:
         for run in runs
         if run.arm == "qed-nogate-noproj" and run.eigenvalues
     ]
-    texts.append(
-        judged(
-            "without projection, eigenvalues stay within [−0.25, 1.25] and in fact in [−0.011, 0.985]",
-            [x["0.0"] >= -0.011 and x["1.0"] <= 0.985 for x in ranges],
-        )
-    )
+    for least, most in ((-0.25, 1.25), (paper.EIGENVALUES["least"], paper.EIGENVALUES["most"])):
+        claim = f"without projection, eigenvalues stay within [{least}, {most}]"
+        texts.append(judged(claim.replace("-", "−"), [x["0.0"] >= least and x["1.0"] <= most for x in ranges]))
     return texts
 
 

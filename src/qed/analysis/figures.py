@@ -92,14 +92,14 @@ def accuracy(runs: list[Run], task: str) -> Figure:
         panel.set_xlabel("context length (tokens)")
         panel.set_title(f"seed {seed}", fontsize=10)
     axes[0][0].set_ylabel(f"{TITLES[task]} accuracy")
-    axes[0][-1].legend(fontsize=8)
+    max(axes[0], key=lambda panel: len(panel.get_legend_handles_labels()[0])).legend(fontsize=8)  # a seed may lack arms
     figure.tight_layout()
     return figure
 
 
 def contrast(runs: list[Run]) -> Figure:
     """Figure 2."""
-    found, seeds = contrasts(runs), seeds_of(runs)
+    found, seeds = contrasts(runs, main_task(runs)), seeds_of(runs)
     figure, panel = plt.subplots(figsize=(6, 0.8 + 0.75 * len(found)))
     for row, x in enumerate(found):
         for i, seed in enumerate(seeds):
@@ -216,7 +216,7 @@ def all_figures(runs: list[Run]) -> dict[str, tuple[str, Callable[[], Figure]]]:
         if needle_lengths(runs, task):
             title = f"{TITLES[task]} accuracy against context length"
             found[f"figure1_{task}"] = (title, partial(accuracy, runs, task))
-    if any(x.seeds for x in contrasts(runs)):
+    if any(x.seeds for x in contrasts(runs, main_task(runs))):
         found["figure2_contrasts"] = ("Four contrasts, 95 % intervals", lambda: contrast(runs))
     if recall_names(runs):
         found["figure3_recall"] = ("Recall, 95 % intervals", lambda: recall(runs))

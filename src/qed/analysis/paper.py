@@ -1,5 +1,7 @@
 """The paper's own figures, 340M parameters and 15B tokens, for a column of their own beside ours."""
 
+from typing import Any
+
 ARMS = {
     "gdn2": "GDN-2",
     "qed": "QED",
@@ -57,7 +59,13 @@ STRENGTH = {
 }
 
 # §6: the eigenvalue of the unprojected models, over 1.18M token-head samples, and what projecting would change.
-EIGENVALUES = {"rule": "qed-nogate-noproj", "samples": 1_180_000, "least": -0.011, "most": 0.985, "change": 1e-3}
+EIGENVALUES: dict[str, Any] = {
+    "rule": "qed-nogate-noproj",
+    "samples": 1_180_000,
+    "least": -0.011,
+    "most": 0.985,
+    "change": 1e-3,
+}
 
 # What an arm differs in from another: contrasts the arms isolate (Figure 2).
 CONTRASTS = {

@@ -52,13 +52,22 @@ class Result:
         return dict(self.whole["result"])
 
     @cached_property
-    def right(self) -> dict[int, bool]:
-        """By example."""
+    def rows(self) -> list[dict[str, Any]]:
         path = plain_or_packed(self.path.with_suffix(".jsonl"))
         rows = list(lines(path))
         if len(rows) != self.result["samples"]:
             raise ValueError(f"{path}:{len(rows)}: expected {self.result['samples']} lines, got {len(rows)}")
-        return {row["index"]: bool(row["correct"]) for row in rows}
+        return rows
+
+    @cached_property
+    def right(self) -> dict[int, bool]:
+        """By example."""
+        return {row["index"]: bool(row["correct"]) for row in self.rows}
+
+    @cached_property
+    def examples(self) -> frozenset[tuple[int, int, str]]:
+        """What tells examples of one task at two lengths apart."""
+        return frozenset((row["index"], row["tokens"], str(row["gold"])) for row in self.rows)
 
 
 def plain_or_packed(path: Path) -> Path:

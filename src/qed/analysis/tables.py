@@ -208,8 +208,8 @@ class Contrast:
     overall: tuple[float, Interval] | None
 
 
-def contrasts(runs: list[Run]) -> list[Contrast]:
-    known, task, found = by_arm_and_seed(runs), main_task(runs), []
+def contrasts(runs: list[Run], task: str) -> list[Contrast]:
+    known, found = by_arm_and_seed(runs), []
     for name, (first, second) in paper.CONTRASTS.items():
         seeds = {}
         for seed in seeds_of(runs):
@@ -217,10 +217,12 @@ def contrasts(runs: list[Run]) -> list[Contrast]:
                 continue
             one, other = known[first, seed], known[second, seed]
             lengths = [n for n in needle_lengths([one, other], task) if n > one.train_length]
-            names = [f"{task}-{n}" for n in lengths]
-            counts = [
-                discordant(one.results[x], other.results[x]) for x in names if x in one.results and x in other.results
-            ]
+            # S-NIAH-2 and -3 are sized in steps of 500 words: two lengths may have the same examples.
+            pairs: dict[frozenset[tuple[int, int, str]], tuple[Result, Result]] = {}
+            for x in (f"{task}-{n}" for n in lengths):
+                if x in one.results and x in other.results:
+                    pairs.setdefault(one.results[x].examples, (one.results[x], other.results[x]))
+            counts = [discordant(*pair) for pair in pairs.values()]
             if counts:
                 b, c, n = (sum(x) for x in zip(*counts, strict=True))
                 difference, interval = paired_difference(b, c, n)
@@ -232,8 +234,9 @@ def contrasts(runs: list[Run]) -> list[Contrast]:
 
 def contrast_table(runs: list[Run]) -> Table:
     seeds, rows = seeds_of(runs), []
-    for x in contrasts(runs):
-        row: list[str | None] = [x.name, f"{name_of(x.first)} − {name_of(x.second)}"]
+    tasks = [task for task in NEEDLES if needle_lengths(runs, task)] or [main_task(runs)]
+    for task, x in [(name, x) for name in tasks for x in contrasts(runs, name)]:
+        row: list[str | None] = [TITLES[task], x.name, f"{name_of(x.first)} − {name_of(x.second)}"]
         for seed in seeds:
             row.append(None if seed not in x.seeds else f"{x.seeds[seed][0]:+.1f} {_brackets(x.seeds[seed][1])}")
         many = x.overall is not None and len(x.seeds) > 1
@@ -241,8 +244,8 @@ def contrast_table(runs: list[Run]) -> Table:
         rows.append(row)
     return Table(
         name="figure2_contrasts",
-        title=f"Contrasts: points of {TITLES[main_task(runs)]} accuracy, all lengths past the training length together",
-        columns=["contrast", "arms", *(f"seed {seed}" for seed in seeds), "across seeds"],
+        title="Contrasts: points of accuracy, all lengths past the training length together",
+        columns=["task", "contrast", "arms", *(f"seed {seed}" for seed in seeds), "across seeds"],
         rows=rows,
         note="By seed: Tango's paired 95 % interval on the same examples. Across seeds: Student's, over trainings.",
     )
