@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from .tiles import (
+    as_operand,
     centred,
     chunk_place,
     level_factors,
@@ -63,14 +64,14 @@ def state_gradients(
         dR = tl.dot(dO, P_, input_precision=PRECISION)
         dR = tl.dot(dS_, tl.trans(k_), acc=dR, input_precision=PRECISION)
         T_ = load_tile(T + block * C * C, rows, rows, C, C, C)
-        E = tl.dot(dR.to(dtype), T_, input_precision=PRECISION).to(dtype)
+        E = tl.dot(dR.to(dtype), T_, input_precision=PRECISION)
         if OUTPUT:
-            store_tile(du + place * V, rows, columns, H * V, left, V, tl.trans(E))
+            store_tile(du + place * V, rows, columns, H * V, left, V, tl.trans(E.to(dtype)))
         decay = tl.load(gamma + block * K + keys, mask=keys < K, other=0.0)
         read = load_tile(q_tilde + block * C * K, rows, keys, K, C, K)
         erase = load_tile(a_tilde + block * C * K, rows, keys, K, C, K)
         dS = tl.dot(dO, read, acc=dS * decay[None, :], input_precision=PRECISION)
-        dS = tl.dot(-E, erase, acc=dS, input_precision=PRECISION)
+        dS = tl.dot((-E).to(dtype), erase, acc=dS, input_precision=PRECISION)
     store_tile(d_initial_state + state, keys, columns, V, K, V, tl.trans(dS))
 
 
@@ -138,9 +139,9 @@ def chunk_gradients(
     a_ = load_tile(a + place * K, rows, keys, H * K, length, K)
     own, centre, upto, rest, whole = centred(each, SUB)
     down, up = tl.exp2(own), tl.exp2(-own)
-    k_ = (k_ * up).to(CENTRED)
-    q_ = (q_ * (down * scale)).to(CENTRED)
-    a_ = (a_ * down).to(CENTRED)
+    k_ = as_operand(k_ * up, CENTRED, PRECISION)
+    q_ = as_operand(q_ * (down * scale), CENTRED, PRECISION)
+    a_ = as_operand(a_ * down, CENTRED, PRECISION)
     dP_ = load_tile(dP + block * C * C, rows, rows, C, C, C)
     dA_ = load_tile(dA + block * C * C, rows, rows, C, C, C)
 
@@ -160,7 +161,7 @@ def chunk_gradients(
         inside_P, inside_A = tl.where(same, dP_, 0.0), tl.where(same, dA_, 0.0)
     d = tl.dot(tl.trans(inside_P.to(CENTRED)), q_, acc=d, input_precision=PRECISION)
     d = tl.dot(tl.trans(inside_A.to(CENTRED)), a_, acc=d, input_precision=PRECISION)
-    dG = -k_ * d
+    dG = -(k_ * d)
     for level in range(LEVELS):
         row, column = level_factors(centre, upto, level, SUB)
         same = (i // SUB >> level + 1) == (j // SUB >> level + 1)
@@ -178,7 +179,7 @@ def chunk_gradients(
         read_ = load_tile(read + place * V, rows, columns, H * V, length, V)
         d = tl.dot(read_, S, input_precision=PRECISION)
         factor = down * tl.where(is_q, scale, 1.0)
-        x_ = (x_ * factor).to(CENTRED)
+        x_ = as_operand(x_ * factor, CENTRED, PRECISION)
         d *= per_token(tl.where(is_q, tl.exp2(centre), -tl.exp2(centre)), SUB)
         pairs_ = load_tile(pairs + block * C * C, rows, rows, C, C, C)
         inside = pairs_

@@ -108,6 +108,16 @@ def centred(each, SUB: tl.constexpr):
 
 
 @triton.jit
+def as_operand(x, CENTRED: tl.constexpr, PRECISION: tl.constexpr):
+    """Rounded to what a matrix product takes of it. The gradient of G is a difference of sums over the same pairs, in
+    which what products leave of a number must be what stands outside of them."""
+    x = x.to(CENTRED)
+    if PRECISION == "tf32" and tl.float32 == CENTRED:  # the upper 19 bits: round to the nearest such number
+        x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
 def whole_enough(lowest, REACH: tl.constexpr):
     """Whether a chunk can be one block: by what its channel of most decay decays in all."""
     return tl.load(lowest) >= -REACH * LOG2_E
