@@ -1,10 +1,10 @@
-"""Pieces that are compiled by themselves on a GPU give what they give as written, layer after layer, at any shape."""
+"""What inference on a GPU does its own way gives what it gives as written, layer after layer, at any shape."""
 
 import pytest
 import torch
 
 from qed import QEDConfig, QEDForCausalLM
-from qed.layers import fused
+from qed.layers import fused, linear
 from qed.testing import relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,3 +36,23 @@ def test_compiled_pieces_are_the_pieces(rule: str, monkeypatch: pytest.MonkeyPat
     assert len(compiled) == pieces * (1 + len(LENGTHS))
     if rule != "gdn":
         assert relative_error(halved, truth[0]) > 1e-4
+
+
+@pytest.mark.parametrize("layers", [["qed", "qed"], ["qed", "full_attention"]])
+def test_products_over_the_residual_stream(layers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = QEDForCausalLM(QEDConfig.tiny(layer_types=layers, initializer_range=0.2)).eval()
+    given = torch.randn(2, 40, model.config.hidden_size)
+    kept, over = given.clone(), []
+    with torch.no_grad():
+        truth = model(inputs_embeds=given).logits
+        monkeypatch.setattr(linear, "pays", lambda x: over.append(x.shape) or True)
+        assert relative_error(model(inputs_embeds=given).logits, truth) < 1e-5
+    assert len(over) == 2 * len(layers)
+    assert torch.equal(given, kept)
+
+
+def test_a_bias_is_added_to_any_shape() -> None:
+    torch.manual_seed(0)
+    layer, x = linear.Linear(6, 5), torch.randn(2, 3, 4, 12)[..., 2:8]
+    assert torch.allclose(layer(x), x @ layer.weight.t() + layer.bias, atol=1e-6)

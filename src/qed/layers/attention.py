@@ -34,8 +34,14 @@ class Attention(nn.Module):
         self.o_proj = ResidualProjection(width, hidden_size, bias=False)
 
     def forward(
-        self, x: Tensor, state: AttentionState | None = None, sequences: Sequences = DENSE
+        self,
+        x: Tensor,
+        state: AttentionState | None = None,
+        sequences: Sequences = DENSE,
+        *,
+        residual: Tensor | None = None,
     ) -> tuple[Tensor, AttentionState]:
+        """`residual`: as in `ResidualProjection`."""
         q, k, v = (proj(x).unflatten(-1, (self.num_heads, -1)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         places, there = sequences.positions(x), sequences.there(x.shape[1])
         if state is not None:
@@ -50,7 +56,7 @@ class Attention(nn.Module):
         mask = None if plain else self._mask(places, key_places, sequences, x)
         o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=plain)
         new_state = self._trim(AttentionState(k, v, key_places, seen))
-        return self.o_proj(o.transpose(1, 2).flatten(2)), new_state
+        return self.o_proj(o.transpose(1, 2).flatten(2), residual), new_state
 
     def _mask(self, places: Tensor, key_places: Tensor, sequences: Sequences, x: Tensor) -> Tensor:
         """[B, 1, T, L]: which keys a query sees. A query that is not there sees itself, for a finite result."""

@@ -115,11 +115,12 @@ class Mixer(nn.Module):
         state: MixerState | None = None,
         sequences: Sequences = DENSE,
         *,
+        residual: Tensor | None = None,
         inplace: bool = False,
         impl: str = "auto",
     ) -> tuple[Tensor, MixerState]:
-        """x [B, T, hidden] and where it left off → outputs like x, and where it leaves off. `inplace` is for one token:
-        the recurrent state is written over."""
+        """x [B, T, hidden] and where it left off → outputs like x, and where it leaves off. `residual`: as in
+        `ResidualProjection`. `inplace` is for one token: the recurrent state is written over."""
         inputs = self._inputs(x)
         qkv = inputs["qkv"]
         if self.context is not None:
@@ -143,7 +144,7 @@ class Mixer(nn.Module):
                 impl=impl,
             )
         normal = self.o_norm(o) if output_gate is None else self.o_norm(o, output_gate)
-        return self.o_proj(normal.flatten(-2)), MixerState(conv, recurrent)
+        return self.o_proj(normal.flatten(-2), residual), MixerState(conv, recurrent)
 
     def projections(self, x: Tensor) -> Projections:
         """What the rule takes for tokens x [B, T, hidden] from a sequence's beginning: to look at."""

@@ -14,8 +14,9 @@ class SwiGLU(nn.Module):
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias=False)  # W_gate above W_up
         self.down_proj = ResidualProjection(intermediate_size, hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self._product(self.gate_up_proj(x)))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`residual`: as in `ResidualProjection`."""
+        return self.down_proj(self._product(self.gate_up_proj(x)), residual)
 
     @fused
     def _product(self, both: Tensor) -> Tensor:

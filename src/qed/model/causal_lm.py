@@ -74,9 +74,8 @@ class QEDBlock(nn.Module):
         return self._forward(x, state, sequences, **options)
 
     def _forward(self, x: Tensor, state: Any, sequences: Sequences, **options: Any) -> tuple[Tensor, Any]:
-        mixed, state = self.mixer(self.mixer_norm(x), state, sequences, **options)
-        x = x + mixed
-        return x + self.mlp(self.mlp_norm(x)), state
+        x, state = self.mixer(self.mixer_norm(x), state, sequences, residual=x, **options)
+        return self.mlp(self.mlp_norm(x), residual=x), state
 
 
 class QEDPreTrainedModel(PreTrainedModel):
@@ -149,7 +148,8 @@ class QEDModel(QEDPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids, inputs_embeds: expected exactly one of them")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        # A copy: layers may write over the residual stream.
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds.clone()
         if torch.is_autocast_enabled(x.device.type):  # the residual stream is in low precision too
             x = x.to(torch.get_autocast_dtype(x.device.type))
         sequences = self._sequences(x, attention_mask, past_key_values, cu_seqlens)
