@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from qed.bench_train import idle
 from qed.cli import app
 from qed.data import tokenization
 from qed.data.synthetic import documents
@@ -82,6 +83,10 @@ def test_a_training_step_is_measured(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert set(report["candidates"]) == {"qed", "gdn2", "softmax attention"}
     assert all(row["tokens_per_s"] > 0 for row in report["candidates"].values())
+
+
+def test_idle_is_what_nothing_covers() -> None:
+    assert idle([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (6.0, 8.0), (8.0, 10.0)]) == pytest.approx(0.1)
 
 
 def test_times_an_evaluation(tmp_path: Path) -> None:

@@ -2,31 +2,40 @@
 
 A step is what `qed train` does with a piece of a batch: forward, loss without logits, backward, clipping, AdamW. Tokens
 are random: speed does not depend on them. The gate is the loss: compiled, in low precision, it must be a plain pass's.
+
+How much of the time the GPU is idle is a question about `qed train` itself, with its loader, its log and its batches of
+many pieces: it is run for a few steps under torch's profiler.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from .bench import Report, take_turns
 from .bench_model import theirs
+from .data.prepare import prepare
 from .model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from .model.config import QEDConfig
 from .recipes import build
 from .testing import environment
 from .train import optimizer
+from .train.loop import train
 from .train.metrics import utilisation
 from .train.parallel import SummedLoss
 
 LOSS_BAR = 2e-3  # relative
+IDLE_STEPS, PIECES = 4, 16  # of `qed train`, and of each of its batches: the paper's
 
 
 class Step:
@@ -78,6 +87,39 @@ def gate(config: QEDConfig, device: str, compiled: bool) -> float:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
             found = candidate.loss(rows)
     return float((found - truth).abs() / truth)
+
+
+def idle(spans: list[tuple[float, float]]) -> float:
+    """The share of time in which nothing runs, of what runs from when to when, in order of its start."""
+    busy, end = 0.0, spans[0][0]
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return 1 - busy / (end - spans[0][0])
+
+
+def idle_in_training(size: dict[str, Any], batch: int, tokens: int) -> float:
+    """The share of `qed train`'s third step and most of its fourth in which the GPU has nothing to do: the first ones
+    compile, and after the last one comes a checkpoint."""
+    quiet = Console(quiet=True)
+    with TemporaryDirectory() as folder:
+        base = Path(folder)
+        prepare("synthetic:20000", tokenizer="words:512", out=base / "data", console=quiet)
+        piece = batch * tokens
+        total = IDLE_STEPS * PIECES * piece
+        config = dataclasses.replace(
+            build("paper_340m", {"data": str(base / "data")}),
+            model=size,
+            sequence=tokens,
+            batch_tokens=PIECES * piece,
+            micro_tokens=piece,
+            total_tokens=total,
+            decay_start_tokens=total,
+        )
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            train(config, base / "run", device="cuda", console=quiet)
+    kernels = sorted((x.time_range.start, x.time_range.end) for x in found.events() if x.device_type.name == "CUDA")
+    return idle(kernels[len(kernels) // 2 : int(0.95 * len(kernels))])
 
 
 def measure(
@@ -133,7 +175,8 @@ def measure(
             step()
             row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
             del step
-        report.add(candidates=rows)
+        torch.cuda.empty_cache()
+        report.add(candidates=rows, gpu_idle_in_training=idle_in_training(size, batch, tokens))
     table = Table("", "tokens/s", "step ms", "first step s", "peak GiB", title=f"{batch} × {tokens} tokens a step")
     for name, row in rows.items():
         peak = f"{row['peak_gib']:.1f}" if "peak_gib" in row else ""
@@ -141,6 +184,8 @@ def measure(
         table.add_row(name, f"{row['tokens_per_s']:,.0f}", f"{median:.1f}", f"{row['first_step_s']:.1f}", peak)
     console.print(table)
     console.print(f"QED's step ÷ GDN-2's: {report['qed_over_gdn2']:.3f}")
+    if "gpu_idle_in_training" in report:
+        console.print(f"GPU idle in `qed train`: {report['gpu_idle_in_training']:.2%} of the time")
     if out is not None:
         console.print(f"written to {out}")
     return report
