@@ -1,5 +1,6 @@
-"""Triton's interpreter multiplies matrices as a GPU does: bfloat16 as such (by itself it takes its bits for
-integers), and of float32, unless three products are asked for, the upper 19 bits."""
+"""Triton's interpreter computes as a GPU does. It rounds to bfloat16 (by itself it cuts off) and multiplies matrices of
+it (by itself it takes the bits for integers); of float32 it takes the upper 19 bits, unless three products are asked
+for. Errors come out as they do on a GPU, to two digits."""
 
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         return
     interpreter = pytest.importorskip("triton.runtime.interpreter")
+    builder, cast = interpreter.InterpreterBuilder, interpreter.InterpreterBuilder.cast_impl
 
     def operand(x: Any, precision: Any) -> np.ndarray:
         kind = str(x.dtype.scalar)
@@ -26,4 +28,11 @@ def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
         product = np.matmul(operand(a, precision), operand(b, precision))
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+    def rounded(self: Any, x: Any, kind: Any) -> Any:
+        if str(x.dtype.scalar) != "fp32" or str(kind.scalar) != "bf16":
+            return cast(self, x, kind)
+        low = torch.from_numpy(np.ascontiguousarray(x.data)).bfloat16()
+        return interpreter.TensorHandle(low.view(torch.uint16).numpy(), kind.scalar)
+
+    monkeypatch.setattr(builder, "create_dot", dot)
+    monkeypatch.setattr(builder, "cast_impl", rounded)
