@@ -21,8 +21,8 @@ PUBLIC = {
         "logits_to_keep=0 cu_seqlens=None"
     ),
     qed.QEDForCausalLM.set_strength_scale: "self scale",
-    Mixer.forward: f"self x state=None {DENSE} | inplace=False impl='auto'",
-    Attention.forward: f"self x state=None {DENSE}",
+    Mixer.forward: f"self x state=None {DENSE} | residual=None inplace=False impl='auto'",
+    Attention.forward: f"self x state=None {DENSE} | residual=None",
     short_convolution: f"x weight state=None {DENSE} impl='auto'",
 }
 FIELDS = (
