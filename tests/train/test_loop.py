@@ -216,6 +216,14 @@ def test_steps_without_a_finite_gradient(corpus: str, tmp_path: Path, monkeypatc
     assert [row["skipped"] for row in rows] == [1, 2, 3]
 
 
+def test_weights_that_are_not_finite_stop_a_run_in_the_same_way(corpus: str, tmp_path: Path) -> None:
+    trainer = Trainer(build("mini", settings(corpus, stop_after_skipped="3")), tmp_path, "cpu", QUIET)
+    with torch.no_grad():
+        trainer.model.model.layers[0].mixer.dt_bias[0] = float("nan")
+    with pytest.raises(Diverged, match="3 steps in a row without a finite gradient"):
+        trainer.run()
+
+
 def test_another_run_is_not_continued(corpus: str, whole: Path) -> None:
     with pytest.raises(ValueError, match="holds a run with another learning_rate, name, seed"):
         Trainer(build("mini", settings(corpus, seed="1", learning_rate="0.1")), whole, "cpu", QUIET)

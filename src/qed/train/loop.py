@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..data import Loader, TokenShards
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
+from ..ops import value_checks
 from ..testing import environment, git_state
 from . import checkpoints, optimizer
 from .config import FREE, TrainConfig
@@ -202,7 +203,7 @@ class Trainer:
 
     def _loss(self, rows: Tensor) -> Tensor:
         """Summed over a piece's tokens."""
-        with self._autocast():
+        with self._autocast(), value_checks(False):  # what is not finite shows in the loss, and is counted
             return self.loss(self.parallel.share(rows))
 
     def _autocast(self) -> torch.autocast:
