@@ -9,7 +9,6 @@ ARMS = {
     "qed-nogate": "QED-nogate",
     "qed-nogate-noproj": "QED-nogate-noproj",
 }
-TRAIN_LENGTH = 2048
 
 # Table 2: final validation loss, by seed.
 VALIDATION_LOSS = {

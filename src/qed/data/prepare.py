@@ -48,7 +48,8 @@ def prepare(
     mix: Mix | None = None,
     console: Console,
 ) -> dict[str, Any]:
-    """Writes `out` and returns its index. The same call on a folder that was not finished goes on."""
+    """Writes `out` and returns its index. The same call on a folder that was not finished goes on; on one that was, it
+    looks whether it is still what was written."""
     asked: dict[str, Any] = {"source": source, "column": column, "tokenizer": tokenizer, "limit": limit}
     asked |= {"shard_tokens": shard_tokens} | ({"part": part} if part else {})
     asked |= {} if mix is None else {"mix": mix.about}
@@ -60,10 +61,12 @@ def prepare(
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {out}")
     if (out / "index.json").exists():
-        index = TokenShards(out).index
+        shards = TokenShards(out)
+        index = shards.index
         if index["asked"] != asked:
             raise ValueError(f"--out: {out} holds another corpus, made from {index['asked']['source']}")
-        console.print(f"{out} is complete: {index['tokens']:,} tokens")
+        shards.verify()
+        console.print(f"{out} is complete: {index['tokens']:,} tokens, checksums right")
         return dict(index)
     out.mkdir(parents=True, exist_ok=True)
     encoder, done, skip = _begin(out, asked, texts(), tokenizer)
