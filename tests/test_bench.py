@@ -23,7 +23,7 @@ def test_measures_and_writes(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
     assert report["form"] == "chunkwise"
-    assert set(report["candidates"]) == {"qed, op", "gdn2, op", "qed, operator"}
+    assert set(report["candidates"]) == {"qed, op", "qed, op, strong decay", "gdn2, op", "qed, operator"}
     for row in (*report["candidates"].values(), *report["lengths"].values()):
         times = row["forward_backward_ms"]
         assert 0 < times["lower_quartile"] <= times["median"] <= times["upper_quartile"]
