@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -239,13 +240,18 @@ def _last_line(path: Path) -> dict[str, Any] | None:
 
 
 def accuracies(found: list[Run]) -> Table:
-    """Of the main needle task, as the terminal shows it."""
+    """Of the main needle task, as the terminal shows it, in 80 columns."""
     task = main_task(found)
     lengths = needle_lengths(found, task)
-    table = Table("", "seed", *map(length_title, lengths), title=f"{TITLES[task]}: % right by context length")
+    digits = 1 if len(lengths) <= 8 else 0
+    table = Table(
+        "", "seed", title=f"{TITLES[task]}: % right by context length", box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1)
+    )
+    for n in lengths:
+        table.add_column(length_title(n), justify="right")
     for run in sorted(found, key=lambda run: (arms_of(found).index(run.arm), run.seed)):
         cells = [run.results.get(f"{task}-{n}") for n in lengths]
-        shown = ["" if x is None else f"{100 * x.result['accuracy']:.1f}" for x in cells]
+        shown = ["" if x is None else f"{100 * x.result['accuracy']:.{digits}f}" for x in cells]
         table.add_row(name_of(run.arm), str(run.seed), *shown)
     return table
 
