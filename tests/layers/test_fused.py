@@ -56,3 +56,17 @@ def test_a_bias_is_added_to_any_shape() -> None:
     torch.manual_seed(0)
     layer, x = linear.Linear(6, 5), torch.randn(2, 3, 4, 12)[..., 2:8]
     assert torch.allclose(layer(x), x @ layer.weight.t() + layer.bias, atol=1e-6)
+
+
+def test_projections_may_be_replaced() -> None:
+    """By modules that take one tensor, as those of quantised and adapted models do."""
+    torch.manual_seed(0)
+    model = QEDForCausalLM(QEDConfig.tiny(layer_types=["qed", "full_attention"])).eval()
+    ids = torch.randint(0, 256, (2, 20))
+    truth = model(ids).logits
+    for block in model.model.layers:
+        for parent, name in ((block.mixer, "o_proj"), (block.mlp, "down_proj")):
+            plain = torch.nn.Linear(*reversed(getattr(parent, name).weight.shape), bias=False)
+            plain.load_state_dict(getattr(parent, name).state_dict())
+            setattr(parent, name, plain)
+    assert torch.equal(model(ids).logits, truth)

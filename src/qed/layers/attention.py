@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .linear import Linear, ResidualProjection
+from .linear import Linear, ResidualProjection, onto
 from .sequences import DENSE, Sequences
 
 
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         mask = None if plain else self._mask(places, key_places, sequences, x)
         o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=plain)
         new_state = self._trim(AttentionState(k, v, key_places, seen))
-        return self.o_proj(o.transpose(1, 2).flatten(2), residual), new_state
+        return onto(residual, self.o_proj, o.transpose(1, 2).flatten(2)), new_state
 
     def _mask(self, places: Tensor, key_places: Tensor, sequences: Sequences, x: Tensor) -> Tensor:
         """[B, 1, T, L]: which keys a query sees. A query that is not there sees itself, for a finite result."""

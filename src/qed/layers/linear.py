@@ -31,9 +31,18 @@ class ResidualProjection(Linear):
         """W x, or residual + W x: on a GPU where no gradient is recorded one product, written over `residual`."""
         if residual is None:
             return super().forward(x)
-        if pays(x) and residual.is_contiguous() and residual.dtype == x.dtype == self.weight.dtype:
+        plain = type(self.weight.data) is Tensor  # not quantised in place
+        if pays(x) and plain and residual.is_contiguous() and residual.dtype == x.dtype == self.weight.dtype:
             return residual.flatten(0, -2).addmm_(x.flatten(0, -2), self.weight.t()).view_as(residual)
         return residual + super().forward(x)
+
+
+def onto(residual: Tensor | None, projection: nn.Module, x: Tensor) -> Tensor:
+    """residual + projection(x), or projection(x) alone. Something else may have taken a projection's place, quantised
+    or adapted, that knows of no residual."""
+    if residual is None:
+        return projection(x)
+    return projection(x, residual) if isinstance(projection, ResidualProjection) else residual + projection(x)
 
 
 def times_vector(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from ..rules import RULES, Operands, Projections, l2_normalize
 from .context import Context
 from .convolution import ShortConvolution
 from .fused import fused
-from .linear import Linear, ResidualProjection
+from .linear import Linear, ResidualProjection, onto
 from .norm import GatedRMSNorm, RMSNorm
 from .sequences import DENSE, Sequences
 
@@ -144,7 +144,7 @@ class Mixer(nn.Module):
                 impl=impl,
             )
         normal = self.o_norm(o) if output_gate is None else self.o_norm(o, output_gate)
-        return self.o_proj(normal.flatten(-2), residual), MixerState(conv, recurrent)
+        return onto(residual, self.o_proj, normal.flatten(-2)), MixerState(conv, recurrent)
 
     def projections(self, x: Tensor) -> Projections:
         """What the rule takes for tokens x [B, T, hidden] from a sequence's beginning: to look at."""

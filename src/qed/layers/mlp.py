@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .fused import fused
-from .linear import Linear, ResidualProjection
+from .linear import Linear, ResidualProjection, onto
 
 
 class SwiGLU(nn.Module):
@@ -16,7 +16,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`residual`: as in `ResidualProjection`."""
-        return self.down_proj(self._product(self.gate_up_proj(x)), residual)
+        return onto(residual, self.down_proj, self._product(self.gate_up_proj(x)))
 
     @fused
     def _product(self, both: Tensor) -> Tensor:
