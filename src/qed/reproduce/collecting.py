@@ -7,10 +7,12 @@ import lzma
 import shutil
 from pathlib import Path
 
+from ..eval import recall
 from ..eval.records import lines
 
 KEPT = 160  # characters of a prediction
 LEFT_OUT = {"prompt_sha256"}  # the file of prompts is named after all that decides them, and a line's index tells which
+OTHERS = {"gold"}  # of recall tasks: it belongs to a data set with a licence of its own
 
 
 def collect(out: Path, target: Path) -> int:
@@ -26,7 +28,8 @@ def collect(out: Path, target: Path) -> int:
         copy = target / inside
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".jsonl":
-            rows = "".join(json.dumps(_short(row), ensure_ascii=False) + "\n" for row in lines(path))
+            hidden = LEFT_OUT | (OTHERS if path.name.split("-")[0] in recall.FIELDS else set())
+            rows = "".join(json.dumps(_short(row, hidden), ensure_ascii=False) + "\n" for row in lines(path))
             copy.with_name(copy.name + ".xz").write_bytes(lzma.compress(rows.encode(), preset=9))
         else:
             text = path.read_text()
@@ -39,6 +42,6 @@ def collect(out: Path, target: Path) -> int:
     return count
 
 
-def _short(row: dict[str, object]) -> dict[str, object]:
-    kept = {name: x for name, x in row.items() if name not in LEFT_OUT}
+def _short(row: dict[str, object], hidden: set[str]) -> dict[str, object]:
+    kept = {name: x for name, x in row.items() if name not in hidden}
     return kept | ({"prediction": str(row["prediction"])[:KEPT]} if "prediction" in row else {})
