@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,18 @@ def test_collected_results_give_the_same_report(done: Path, tmp_path: Path) -> N
     write(tmp_path / "kept" / "runs", tmp_path / "report")
     for table in (done / "report" / "tables").iterdir():
         assert (tmp_path / "report" / "tables" / table.name).read_text() == table.read_text()
+
+
+def test_golds_of_others_are_not_collected(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "runs" / "qed-0" / "eval"
+    folder.mkdir(parents=True)
+    (tmp_path / "out" / "plan.json").write_text("{}")
+    for name in ("fda-A1", "niah_single_1-512"):
+        (folder / f"{name}.jsonl").write_text('{"index": 0, "prediction": "x", "gold": "y", "correct": 0}\n')
+    collecting.collect(tmp_path / "out", tmp_path / "kept")
+    kept = {x.name: lzma.decompress(x.read_bytes()).decode() for x in (tmp_path / "kept").rglob("*.xz")}
+    assert '"gold"' not in kept["fda-A1.jsonl.xz"]
+    assert '"gold"' in kept["niah_single_1-512.jsonl.xz"]
 
 
 def test_cut_and_taken_up_again(tmp_path: Path) -> None:
