@@ -95,7 +95,7 @@ def bench_train(
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each candidate that count.")] = 10,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile")] = True,
 ) -> None:
-    """Time one training step: QED, GDN-2, a Transformer, and fla's GDN-2 if asked; on a GPU also how idle it is left."""
+    """Time one training step: QED, GDN-2, a Transformer, and fla's GDN-2 if asked; on a GPU also how idle it is."""
     from .bench_train import measure
     from .model.config import SIZES
 
