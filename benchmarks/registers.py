@@ -114,7 +114,7 @@ def main() -> None:
     recorders = record(getattr(torch, options.dtype), options.width)
     for recorder, launched in ((x, y) for x in recorders.values() for y in x.launches):
         name = recorder.kernel.fn.__name__ + (
-            {0: "", 1: ", halved"}.get(launched.get("LEVELS", 0), ", cut") + (", maps" if launched.get("MAPS") else "")
+            (", cut" if launched.get("LEVELS") else "") + (", maps" if launched.get("MAPS") else "")
         )
         start = time.perf_counter()
         compiled = recorder.compile(launched, options.arch)

@@ -44,9 +44,13 @@ def test_kernels_equal_the_loop(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_whole_chunks_beside_cut_ones(dtype: torch.dtype) -> None:
-    """By far and by little: chunks 1 and 2 are one block, 3 and 4 two halves, 5, 6 and 7 sub-blocks."""
-    inputs = Case(tokens=448).inputs(device=DEVICE)
-    halves = [-5, -5, -39.75, -39.75, -40.25, -40.25, -79.5, -79.5, -80.5, -1, -1, -100, -250, -250]
+    """One block, two halves and sub-blocks, by far and by little, the last of what a program looks at among them."""
+    inputs = Case(tokens=512).inputs(device=DEVICE)
+    reach = 80 if dtype == torch.float32 else 110
+    half = reach / 2
+    chunks = [(5, 5), (250, 250), (half - 0.25, half - 0.25), (250, 250)]
+    chunks += [(half + 0.25, half + 0.25), (reach - 0.5, reach - 0.5), (reach + 0.5, 1), (1, reach + 20)]
+    halves = [-x for chunk in chunks for x in chunk]
     sums = torch.tensor(halves, dtype=torch.float64, device=DEVICE)
     inputs["g"] = (sums / 32).repeat_interleave(32)[None, :, None, None].expand_as(inputs["g"]).clone()
     assert over_budget(inputs, impl="triton", dtype=dtype, products=dtype) == {}

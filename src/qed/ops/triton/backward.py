@@ -18,13 +18,13 @@ from .tiles import (
     as_operand,
     centred,
     chunk_place,
+    in_other_parts,
     level_factors,
     load_tile,
     per_token,
     segment_place,
     step_decays,
     store_tile,
-    to_be_cut,
     whole_enough,
 )
 
@@ -109,12 +109,12 @@ def chunk_gradients(
     q, k, a, g, lowest, do, E, R, starts, d_ends, dP, dA,  # in; E is du
     dq, dk, da, dg,  # out; dg [tokens, H, K], or one sum for every tile of K [tiles, tokens, H] if G_WIDTH is 1
     all_tokens, tokens, offsets, sequence_of, chunk_offsets, scale,
-    H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr,
-    PACKED: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr,
+    PACKED: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, RATIO: tl.constexpr,
     LEAST: tl.constexpr, REACH: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """LEVELS = 0: the chunks that can be one block. Otherwise those that are to be cut so."""
+    """LEVELS = 0: the chunks that can be one block. Otherwise the others."""
     TILES: tl.constexpr = (K + BK - 1) // BK
     tile, chunk_and_head = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     chunk, h = chunk_and_head // H, chunk_and_head % H
@@ -123,21 +123,17 @@ def chunk_gradients(
         return
     place = start * H + h
     block = chunk_and_head.to(tl.int64)
-    if LEVELS == 0:
-        if not whole_enough(lowest + block, REACH):
-            return
-    elif not to_be_cut(lowest + block, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, REACH, C, LEVELS, HALVES):
+    if whole_enough(lowest + block, REACH) != (LEVELS == 0):
         return
     rows, keys = tl.arange(0, C), tile * BK + tl.arange(0, BK)
     i, j = rows[:, None], rows[None, :]
-    dtype = q.dtype.element_ty
 
     # Rows and keys about their centres.
     each = step_decays(g, place, rows, keys, length, H, K, G_WIDTH, LEAST)
     k_ = load_tile(k + place * K, rows, keys, H * K, length, K)
     q_ = load_tile(q + place * K, rows, keys, H * K, length, K)
     a_ = load_tile(a + place * K, rows, keys, H * K, length, K)
-    own, centre, upto, rest, whole = centred(each, SUB)
+    own, centre, total, rest, whole = centred(each, SUB)
     down, up = tl.exp2(own), tl.exp2(-own)
     k_ = as_operand(k_ * up, CENTRED, PRECISION)
     q_ = as_operand(q_ * (down * scale), CENTRED, PRECISION)
@@ -162,13 +158,14 @@ def chunk_gradients(
     d = tl.dot(tl.trans(inside_P.to(CENTRED)), q_, acc=d, input_precision=PRECISION)
     d = tl.dot(tl.trans(inside_A.to(CENTRED)), a_, acc=d, input_precision=PRECISION)
     dG = -(k_ * d)
-    for level in range(LEVELS):
-        row, column = level_factors(centre, upto, level, SUB)
-        same = (i // SUB >> level + 1) == (j // SUB >> level + 1)
-        found = tl.dot(tl.trans(tl.where(same, dP_, 0.0)), (q_ * row).to(dtype), input_precision=PRECISION)
-        found = tl.dot(tl.trans(tl.where(same, dA_, 0.0)), (a_ * row).to(dtype), acc=found, input_precision=PRECISION)
-        d += found * column  # columns of second halves have had products too: a factor of zero takes them out
-        dG -= (k_ * column).to(dtype) * found
+    for level in tl.static_range(LEVELS):
+        row, column = level_factors(total, level, RATIO, REACH, SUB)
+        there = in_other_parts(i, j, level, RATIO, C)
+        q_hat, a_hat = as_operand(q_ * row, CENTRED, PRECISION), as_operand(a_ * row, CENTRED, PRECISION)
+        found = tl.dot(tl.trans(tl.where(there, dP_, 0.0).to(CENTRED)), q_hat, input_precision=PRECISION)
+        found = tl.dot(tl.trans(tl.where(there, dA_, 0.0).to(CENTRED)), a_hat, acc=found, input_precision=PRECISION)
+        d += found * column
+        dG -= as_operand(k_ * column, CENTRED, PRECISION) * found
     store_tile(dk + place * K, rows, keys, H * K, length, K, d * up)
 
     # dq, then da, in the same way: a loop, so that one can have the other's registers.
@@ -187,13 +184,13 @@ def chunk_gradients(
             inside = tl.where(i // SUB == j // SUB, pairs_, 0.0)
         d = tl.dot(inside.to(CENTRED), k_, acc=d, input_precision=PRECISION)
         dG += x_ * d
-        for level in range(LEVELS):
-            row, column = level_factors(centre, upto, level, SUB)
-            same = (i // SUB >> level + 1) == (j // SUB >> level + 1)
-            k_hat = (k_ * column).to(dtype)
-            found = tl.dot(tl.where(same, pairs_, 0.0), k_hat, input_precision=PRECISION)
+        for level in tl.static_range(LEVELS):
+            row, column = level_factors(total, level, RATIO, REACH, SUB)
+            there = in_other_parts(i, j, level, RATIO, C)
+            k_hat = as_operand(k_ * column, CENTRED, PRECISION)
+            found = tl.dot(tl.where(there, pairs_, 0.0).to(CENTRED), k_hat, input_precision=PRECISION)
             d += found * row
-            dG += (x_ * row).to(dtype) * found
+            dG += as_operand(x_ * row, CENTRED, PRECISION) * found
         store_tile(tl.where(is_q, dq, da) + place * K, rows, keys, H * K, length, K, d * factor)
 
     if G_WIDTH > 0:

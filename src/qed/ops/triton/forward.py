@@ -14,16 +14,19 @@ import triton
 import triton.language as tl
 
 from .tiles import (
+    LOG2_E,
     centred,
     chunk_place,
+    in_other_parts,
     inverse,
     level_factors,
     load_tile,
+    most_decay,
     per_token,
     segment_place,
     step_decays,
     store_tile,
-    to_be_cut,
+    whole_enough,
 )
 
 
@@ -34,27 +37,30 @@ def chunk_terms(
     lowest,  # out: the most that a channel decays over the chunk, in powers of two [chunks, H]
     tokens, offsets, sequence_of, chunk_offsets, scale,
     H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, G_WIDTH: tl.constexpr, PACKED: tl.constexpr,
-    C: tl.constexpr, LOG_C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
+    C: tl.constexpr, LOG_C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, RATIO: tl.constexpr,
     LEAST: tl.constexpr, REACH: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """LEVELS = 0: any chunk as one block. Otherwise only those that are to be cut so, over what was found for them."""
+    """LEVELS = 0: the chunks that can be one block, and for all which ones can. Otherwise the others."""
     chunk, h = tl.program_id(0) // H, tl.program_id(0) % H
     start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
     if length <= 0:
         return
     place = start * H + h  # in tokens × heads
     block = chunk.to(tl.int64) * H + h
-    if LEVELS > 0:  # noqa: SIM102 (a constant: what is inside is compiled or not)
-        if not to_be_cut(lowest + block, g, place, length, H, K, ALL_K, G_WIDTH, LEAST, REACH, C, LEVELS, HALVES):
+    if LEVELS > 0:
+        if whole_enough(lowest + block, REACH):
+            return
+    else:
+        most = most_decay(g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C)
+        tl.store(lowest + block, most)
+        if most < -REACH * LOG2_E:
             return
     rows = tl.arange(0, C)
     i, j = rows[:, None], rows[None, :]
-    dtype = q.dtype.element_ty
 
     pairs_a = tl.zeros((C, C), tl.float32)
     pairs_q = tl.zeros((C, C), tl.float32)
-    most = tl.full((), 0.0, tl.float32)
     for first in range(0, K, BK):
         columns = first + tl.arange(0, BK)
         # Loads first, one behind the other, and only then what waits for them.
@@ -62,9 +68,8 @@ def chunk_terms(
         k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
         a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
         q_ = load_tile(q + place * K, rows, columns, H * K, length, K)
-        own, centre, upto, rest, whole = centred(each, SUB)
+        own, centre, total, rest, whole = centred(each, SUB)
         tl.store(gamma + block * K + columns, tl.exp2(whole), mask=columns < K)
-        most = tl.minimum(most, tl.min(whole))
 
         # Rows and keys about their centres.
         down = tl.exp2(own)
@@ -81,15 +86,13 @@ def chunk_terms(
             found_a, found_q = tl.where(same, found_a, 0.0), tl.where(same, found_q, 0.0)
         pairs_a += found_a
         pairs_q += found_q
-        for level in range(LEVELS):
-            row, column = level_factors(centre, upto, level, SUB)
-            k_hat = tl.trans((k_ * column).to(dtype))
-            same = (i // SUB >> level + 1) == (j // SUB >> level + 1)
-            pairs_a += tl.where(same, tl.dot((a_ * row).to(dtype), k_hat, input_precision=PRECISION), 0.0)
-            pairs_q += tl.where(same, tl.dot((q_ * row).to(dtype), k_hat, input_precision=PRECISION), 0.0)
+        for level in tl.static_range(LEVELS):
+            row, column = level_factors(total, level, RATIO, REACH, SUB)
+            k_hat = tl.trans((k_ * column).to(CENTRED))
+            there = in_other_parts(i, j, level, RATIO, C)
+            pairs_a += tl.where(there, tl.dot((a_ * row).to(CENTRED), k_hat, input_precision=PRECISION), 0.0)
+            pairs_q += tl.where(there, tl.dot((q_ * row).to(CENTRED), k_hat, input_precision=PRECISION), 0.0)
 
-    if LEVELS == 0:
-        tl.store(lowest + block, most)
     store_tile(P + block * C * C, rows, rows, C, C, C, tl.where(i >= j, pairs_q, 0.0))
     found = inverse(tl.where(i > j, pairs_a, 0.0), C, LOG_C, PRECISION)
     store_tile(T + block * C * C, rows, rows, C, C, C, found)

@@ -22,8 +22,6 @@ from .step import decode_step
 from .tuning import CHUNK, SLOTS, Config, architecture, config, power_of_two, refuse_known_bad
 
 SHORTEST_SEGMENT = 8  # in chunks
-# Whether chunks are halved before they are cut further. In float16 Triton 3.6 compiles that wrong for narrow heads.
-HALVES = {torch.bfloat16: True, torch.float32: True, torch.float16: False}
 
 
 class Shapes(NamedTuple):
@@ -59,7 +57,7 @@ TAKES = {
     "segment_starts": ("H", "K", "V", "BK", "BV"),
     "state_gradients": ("H", "K", "V", "PACKED", "C", "BK", "BV"),
     "pair_gradients": ("H", "V", "PACKED", "C", "BV"),
-    "chunk_gradients": ("H", "K", "ALL_K", "V", "G_WIDTH", "PACKED", "C", "BK", "BV", "LEAST", "REACH", "CENTRED"),
+    "chunk_gradients": ("H", "K", "V", "G_WIDTH", "PACKED", "C", "BK", "BV", "LEAST", "REACH", "CENTRED"),
 }
 
 
@@ -69,8 +67,8 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
     setting = shapes.setting(kernel, lanes)
     known: dict[str, Any] = shapes._asdict() | {"BK": setting.BK, "BV": setting.BV}
     known |= {"C": CHUNK, "LOG_C": CHUNK.bit_length() - 1, "ALL_K": power_of_two(shapes.K)}
-    known["REACH"] = 80.0 if shapes.dtype == torch.float32 else 110.0
-    known |= {"LEAST": -80.0 / shapes.sub, "CENTRED": tl.bfloat16 if shapes.dtype == torch.bfloat16 else tl.float32}
+    known |= {"REACH": 80.0 if shapes.dtype == torch.float32 else 110.0, "LEAST": -80.0 / shapes.sub}
+    known |= {"CENTRED": tl.bfloat16 if shapes.dtype == torch.bfloat16 else tl.float32}
     found = {name: known[name] for name in TAKES[kernel]}
     # Matrix units round float32 to ten bits unless asked for three products: what float32 inputs are owed.
     found["PRECISION"] = "tf32x3" if shapes.dtype == torch.float32 else "tf32"
@@ -79,13 +77,12 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
 
 @lru_cache
 def blockings(kernel: str, shapes: Shapes) -> list[dict[str, Any]]:
-    """For kernels with pairs of tokens: every chunk as one block, then what decays too far, in halves or sub-blocks."""
-    common, levels = constants(kernel, shapes), (CHUNK // shapes.sub).bit_length() - 1
-    cuts = [(CHUNK, 0), (CHUNK // 2, 1), (shapes.sub, levels)]
-    if not HALVES[shapes.dtype]:
-        del cuts[1]
-    halves = HALVES[shapes.dtype]
-    return [common | {"SUB": sub, "LEVELS": n, "HALVES": halves} for sub, n in (cuts if shapes.G_WIDTH else cuts[:1])]
+    """For kernels with pairs of tokens: chunks as one block; those that decay too far in parts, or parts of parts."""
+    levels = 2 if shapes.dtype == torch.float32 else 1
+    ratio = round((CHUNK // shapes.sub) ** (1 / levels))
+    common = constants(kernel, shapes) | {"RATIO": ratio}
+    cuts = [(CHUNK, 0), (shapes.sub, levels)]
+    return [common | {"SUB": sub, "LEVELS": n} for sub, n in (cuts if shapes.G_WIDTH else cuts[:1])]
 
 
 _COMPILED: set[tuple[Any, Shapes]] = set()

@@ -8,16 +8,17 @@ channels has to be a matrix product, so the exponential must fall apart into a f
   whole decay is no less than exp(−REACH). What is wanted is small again; pairs i < j, which are not, may overflow, and
   are masked by choice, never by a factor of zero. REACH is 110 for 16-bit numbers: exp(−55) times a gradient of 1e-14
   is still a normal number. For float32 it is 80: the rounding of G itself would show.
-- Where a chunk decays further, it is cut: into halves, if neither passes exp(−REACH). Where one does, SUB is such that
-  no sub-block can, because no g counts below −80 / SUB. For float32, SUB = 4: exp(−20) = 2e-9 is below its rounding of
-  whatever it multiplies. For 16-bit numbers, SUB = 8: exp(−10) = 5e-5 is below theirs.
-- Between sub-blocks, as in `decay.py`, blocks of them are halved again and again: where i lies in the second half and
-  j in the first, both factors are decays, from the middle and to it. A token's own factor, from its centre, is the
-  same at every level; a level only adds one for every sub-block.
+- Where a chunk decays further, it is cut into RATIO parts. With B the running sum at a part's beginning, a pair of
+  tokens in parts I > J needs exp(G_i − B_I) · exp(B_I − B_{J+1}) · exp(B_{J+1} − G_j): three decays. The middle one, of
+  the parts that lie between, becomes a factor of I and one of J about a centre again, because no part counts in it for
+  less than exp(−REACH / RATIO), which is below what precision sees: 1e-6 for 16-bit numbers (RATIO = 8), 2e-9 for
+  float32 (RATIO = 4). So one product does all pairs of different parts, however far they decay.
+- Pairs in one part: in the same way, the part cut again (float32, LEVELS = 2), or about its centre, when a part is a
+  sub-block: it decays no further than exp(−REACH), because no g counts below −80 / SUB: exp(−10) = 5e-5 for 16-bit
+  numbers, SUB = 8, and exp(−20) for float32, SUB = 4.
 
-Most chunks are whole (when a model starts to learn, all: its decays reach exp(−104)). So each kernel with pairs is
-launched three times, for all chunks as one block (SUB = C) and, with what it stores replaced, for those that
-are halved and those that are cut further. One launch with both would compile, and be wrong (Triton 3.6, Hopper).
+Each kernel with pairs is launched twice: for the chunks that are one block (SUB = C, LEVELS = 0), and for those that
+are cut. When a model starts to learn, its decays reach exp(−104) in a chunk and all are whole; later many may be cut.
 
 Products are of the whole chunk with itself, masked to the pairs they are for: every operand is a full tile. Exponents
 are powers of two (g times log₂e). g = −inf is a clamped g like others, and −inf − (−inf) never arises.
@@ -96,15 +97,13 @@ def step_decays(
 
 @triton.jit
 def centred(each, SUB: tl.constexpr):
-    """G as a part of every token and one of its sub-block's centre, [C, BK] and [C / SUB, BK]; the sub-blocks' running
-    sum up to their end; the sum from a centre to the chunk's end (a difference of large sums would not do); the chunk's
-    [BK]."""
+    """G as a part of every token and one of its sub-block's centre, [C, BK] and [C / SUB, BK]; the sub-blocks' own; the
+    sum from a centre to the chunk's end (a difference of large sums would not do); the chunk's [BK]."""
     blocks = tl.reshape(each, (each.shape[0] // SUB, SUB, each.shape[1]))
     total = tl.sum(blocks, 1)
     own = flat(tl.cumsum(blocks, 1) - 0.5 * total[:, None, :])
-    upto = tl.cumsum(total, 0)
     rest = tl.cumsum(total, 0, reverse=True) - 0.5 * total
-    return own, upto - 0.5 * total, upto, rest, tl.sum(total, 0)
+    return own, tl.cumsum(total, 0) - 0.5 * total, total, rest, tl.sum(total, 0)
 
 
 @triton.jit
@@ -124,33 +123,38 @@ def whole_enough(lowest, REACH: tl.constexpr):
 
 
 @triton.jit
-def to_be_cut(
-    lowest, g, place, length, H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr,
-    LEAST: tl.constexpr, REACH: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr, HALVES: tl.constexpr,
+def most_decay(
+    g, place, length, H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, WIDTH: tl.constexpr,
+    LEAST: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Whether this is how a chunk is cut: into halves, LEVELS = 1, or further."""
-    cut = not whole_enough(lowest, REACH)
-    if HALVES and cut:
-        each = step_decays(g, place, tl.arange(0, C), tl.arange(0, BK), length, H, K, WIDTH, LEAST)
-        halved = tl.min(tl.sum(tl.reshape(each, (2, C // 2, BK)), 1)) >= -REACH * LOG2_E
-        cut = halved == (LEVELS == 1)
-    return cut
+    """What a chunk's channel of most decay decays in all, in powers of two."""
+    each = step_decays(g, place, tl.arange(0, C), tl.arange(0, ALL_K), length, H, K, WIDTH, LEAST)
+    return tl.min(tl.sum(each, 0))
 
 
 @triton.jit
-def level_factors(centre, upto, level, SUB: tl.constexpr):
-    """What a level's rows have decayed from the middle of their block of 2·2^level sub-blocks to their centre, and its
-    columns from theirs to the middle. [C, BK] twice, zero where a token is on the other side."""
-    sub = tl.arange(0, centre.shape[0])
-    if centre.shape[0] == 2:
-        mid = tl.sum(tl.where(sub[:, None] == 0, upto, 0.0), 0)[None, :]
-    else:
-        last_before_mid = (sub >> (level + 1) << (level + 1)) + (1 << level) - 1
-        mid = tl.gather(upto, tl.broadcast_to(last_before_mid[:, None], upto.shape), 0)
-    second = ((sub >> level) % 2 == 1)[:, None]
-    row = tl.where(second, tl.exp2(centre - mid), 0.0)
-    column = tl.where(second, 0.0, tl.exp2(mid - centre))
-    return per_token(row, SUB), per_token(column, SUB)
+def level_factors(total, level: tl.constexpr, RATIO: tl.constexpr, REACH: tl.constexpr, SUB: tl.constexpr):
+    """What rows have decayed from their part's beginning to their sub-block's centre, and columns from theirs to their
+    part's end, each with its share of what parts between them decay. From sub-blocks' decays; [C, BK] twice."""
+    SUBS: tl.constexpr = total.shape[0]
+    BK: tl.constexpr = total.shape[1]
+    PARENTS: tl.constexpr = RATIO**level
+    each = tl.reshape(total, (PARENTS * RATIO, SUBS // (PARENTS * RATIO), BK))
+    part = tl.maximum(tl.sum(each, 1), -REACH / RATIO * LOG2_E)
+    part = tl.reshape(part, (PARENTS, RATIO, BK))
+    upto, half = tl.cumsum(part, 1), 0.5 * tl.sum(part, 1)[:, None, :]
+    to_centre = tl.cumsum(each, 1) - 0.5 * each
+    to_end = tl.cumsum(each, 1, reverse=True) - 0.5 * each
+    row = to_centre + tl.reshape(upto - part - half, (PARENTS * RATIO, 1, BK))
+    column = to_end + tl.reshape(half - upto, (PARENTS * RATIO, 1, BK))
+    return per_token(tl.exp2(flat(row)), SUB), per_token(tl.exp2(flat(column)), SUB)
+
+
+@triton.jit
+def in_other_parts(i, j, level: tl.constexpr, RATIO: tl.constexpr, C: tl.constexpr):
+    """Pairs of a level: of one part of the level above, j in an earlier part than i."""
+    SIZE: tl.constexpr = C // RATIO ** (level + 1)
+    return (i // SIZE > j // SIZE) & (i // (SIZE * RATIO) == j // (SIZE * RATIO))
 
 
 @triton.jit
