@@ -69,7 +69,7 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
     known |= {"C": CHUNK, "LOG_C": CHUNK.bit_length() - 1, "ALL_K": power_of_two(shapes.K)}
     known |= {"REACH": 80.0 if shapes.dtype == torch.float32 else 110.0, "LEAST": -80.0 / shapes.sub}
     known |= {"CENTRED": tl.bfloat16 if shapes.dtype == torch.bfloat16 else tl.float32}
-    found = {name: known[name] for name in TAKES[kernel]}
+    found = {name: known[name] for name in TAKES[kernel.removesuffix(", cut")]}
     # Matrix units round float32 to ten bits unless asked for three products: what float32 inputs are owed.
     found["PRECISION"] = "tf32x3" if shapes.dtype == torch.float32 else "tf32"
     return found | {"num_warps": setting.num_warps, "num_stages": setting.num_stages}
@@ -80,9 +80,9 @@ def blockings(kernel: str, shapes: Shapes) -> list[dict[str, Any]]:
     """For kernels with pairs of tokens: chunks as one block; those that decay too far in parts, or parts of parts."""
     levels = 2 if shapes.dtype == torch.float32 else 1
     ratio = round((CHUNK // shapes.sub) ** (1 / levels))
-    common = constants(kernel, shapes) | {"RATIO": ratio}
-    cuts = [(CHUNK, 0), (shapes.sub, levels)]
-    return [common | {"SUB": sub, "LEVELS": n} for sub, n in (cuts if shapes.G_WIDTH else cuts[:1])]
+    common, cut = constants(kernel, shapes), constants(f"{kernel}, cut", shapes)
+    whole = common | {"SUB": CHUNK, "LEVELS": 0, "RATIO": ratio}
+    return [whole, cut | {"SUB": shapes.sub, "LEVELS": levels, "RATIO": ratio}] if shapes.G_WIDTH else [whole]
 
 
 _COMPILED: set[tuple[Any, Shapes]] = set()

@@ -136,18 +136,25 @@ def most_decay(
 def level_factors(total, level: tl.constexpr, RATIO: tl.constexpr, REACH: tl.constexpr, SUB: tl.constexpr):
     """What rows have decayed from their part's beginning to their sub-block's centre, and columns from theirs to their
     part's end, each with its share of what parts between them decay. From sub-blocks' decays; [C, BK] twice."""
-    SUBS: tl.constexpr = total.shape[0]
     BK: tl.constexpr = total.shape[1]
-    PARENTS: tl.constexpr = RATIO**level
-    each = tl.reshape(total, (PARENTS * RATIO, SUBS // (PARENTS * RATIO), BK))
-    part = tl.maximum(tl.sum(each, 1), -REACH / RATIO * LOG2_E)
-    part = tl.reshape(part, (PARENTS, RATIO, BK))
-    upto, half = tl.cumsum(part, 1), 0.5 * tl.sum(part, 1)[:, None, :]
-    to_centre = tl.cumsum(each, 1) - 0.5 * each
-    to_end = tl.cumsum(each, 1, reverse=True) - 0.5 * each
-    row = to_centre + tl.reshape(upto - part - half, (PARENTS * RATIO, 1, BK))
-    column = to_end + tl.reshape(half - upto, (PARENTS * RATIO, 1, BK))
-    return per_token(tl.exp2(flat(row)), SUB), per_token(tl.exp2(flat(column)), SUB)
+    PARTS: tl.constexpr = RATIO ** (level + 1)
+    if total.shape[0] == PARTS:
+        part, to_centre, to_end = total, 0.5 * total, 0.5 * total
+    else:
+        each = tl.reshape(total, (PARTS, total.shape[0] // PARTS, BK))
+        part = tl.sum(each, 1)
+        to_centre = flat(tl.cumsum(each, 1) - 0.5 * each)
+        to_end = flat(tl.cumsum(each, 1, reverse=True) - 0.5 * each)
+    part = tl.maximum(part, -REACH / RATIO * LOG2_E)
+    if level == 0:
+        before, half = tl.cumsum(part, 0) - part, 0.5 * tl.sum(part, 0)[None, :]
+    else:
+        within = tl.reshape(part, (PARTS // RATIO, RATIO, BK))
+        before = flat(tl.cumsum(within, 1) - within)
+        half = per_token(0.5 * tl.sum(within, 1), RATIO)
+    row = to_centre + per_token(before - half, total.shape[0] // PARTS)
+    column = to_end + per_token(half - before - part, total.shape[0] // PARTS)
+    return per_token(tl.exp2(row), SUB), per_token(tl.exp2(column), SUB)
 
 
 @triton.jit

@@ -111,6 +111,8 @@ def config(kernel: str, bytes_each: int, K: int, V: int, lanes: int = 0, archite
 def _checked_in(kernel: str, wide: bool, K: int, V: int, lanes: int, shared: int) -> Config:
     if kernel == "chunk_terms":
         return Config(BK=min(K, 32 if wide else 64), BV=0, num_warps=4, num_stages=1)
+    if kernel == "chunk_terms, cut":  # more to keep in registers
+        return Config(BK=min(K, 16 if wide else 32), BV=0, num_warps=4, num_stages=1)
     if kernel in ("chunk_states", "state_gradients"):
         if wide or K > 128:  # two stages are too much memory
             return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1)
@@ -124,7 +126,7 @@ def _checked_in(kernel: str, wide: bool, K: int, V: int, lanes: int, shared: int
         return Config(BK=K, BV=min(V, 16), num_warps=8 if roomy else 4, num_stages=3 if roomy else 1)
     if kernel == "pair_gradients":
         return Config(BK=0, BV=min(V, 32 if wide else 64), num_warps=4, num_stages=1)
-    if kernel == "chunk_gradients":  # BV is all of V: the start state is read once
+    if kernel in ("chunk_gradients", "chunk_gradients, cut"):  # BV is all of V: the start state is read once
         BK, warps = (32, 8) if wide or V > 128 else (64, 4)
         return Config(BK=min(K, BK), BV=V, num_warps=warps, num_stages=1)
     if kernel == "decode_step":
