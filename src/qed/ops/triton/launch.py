@@ -80,7 +80,8 @@ def blockings(kernel: str, shapes: Shapes) -> list[dict[str, Any]]:
     """For kernels with pairs of tokens: chunks as one block; those that decay too far in parts, or parts of parts."""
     levels = 2 if shapes.dtype == torch.float32 else 1
     ratio = round((CHUNK // shapes.sub) ** (1 / levels))
-    common, cut = constants(kernel, shapes), constants(f"{kernel}, cut", shapes)
+    # A decay per head has one gradient for each tile of K, so there tiles are the same in both.
+    common, cut = constants(kernel, shapes), constants(kernel if shapes.G_WIDTH == 1 else f"{kernel}, cut", shapes)
     whole = common | {"SUB": CHUNK, "LEVELS": 0, "RATIO": ratio}
     return [whole, cut | {"SUB": shapes.sub, "LEVELS": levels, "RATIO": ratio}] if shapes.G_WIDTH else [whole]
 
@@ -88,16 +89,18 @@ def blockings(kernel: str, shapes: Shapes) -> list[dict[str, Any]]:
 _COMPILED: set[tuple[Any, Shapes]] = set()
 
 
-def _each_blocking(kernel: Any, grid: tuple[int], arguments: tuple[Any, ...], shapes: Shapes) -> None:
-    """Launch a kernel with pairs, in every blocking; before the first time, compile them side by side."""
+def _each_blocking(kernel: Any, blocks: int, arguments: tuple[Any, ...], shapes: Shapes) -> None:
+    """Launch a kernel with pairs for so many chunks × heads, in every blocking; before the first time, compile them
+    side by side."""
     ways = blockings(kernel.__name__, shapes)
     if (kernel, shapes) not in _COMPILED and isinstance(kernel, triton.JITFunction):
         with ThreadPoolExecutor(len(ways)) as threads, triton.AsyncCompileMode(threads):
             for blocking in ways:
-                kernel.warmup(*arguments, grid=grid, **blocking)
+                kernel.warmup(*arguments, grid=(1,), **blocking)
     _COMPILED.add((kernel, shapes))
     for blocking in ways:
-        kernel[grid](*arguments, **blocking)
+        tiles = -(-shapes.K // blocking["BK"]) if kernel.__name__ == "chunk_gradients" else 1
+        kernel[(blocks * tiles,)](*arguments, **blocking)
 
 
 class ChunkTable(NamedTuple):
@@ -164,7 +167,7 @@ def forward(
     terms, lowest = terms_like(q, table.chunks)
     if table.chunks:
         arguments = (q, k, a, g, *terms, lowest, *table.by_chunk, scale)
-        _each_blocking(chunk_terms, (table.chunks * shapes.H,), arguments, shapes)
+        _each_blocking(chunk_terms, table.chunks * shapes.H, arguments, shapes)
 
     segments = Segments.of(q, cu_seqlens)
     o, kept, maps = torch.empty_like(u), kept_like(q, u, table.chunks if save else 0), q.new_empty(0)
@@ -269,7 +272,7 @@ def backward(
     if table.chunks:
         tensors = (q, k, a, g, lowest, do, du, R, starts, d_ends, dP, dA, dq, dk, da, dg)
         arguments = (*tensors, q.shape[0] * q.shape[1], *table.by_chunk, scale)
-        _each_blocking(chunk_gradients, (table.chunks * shapes.H * tiles,), arguments, shapes)
+        _each_blocking(chunk_gradients, table.chunks * shapes.H, arguments, shapes)
     if g is not None and shapes.G_WIDTH == 1 and shapes.K != 1:
         dg = dg.sum(0).unsqueeze(-1)
     return dq, dk, da, du, dg if g is None else dg.to(g.dtype), d_initial
