@@ -1,13 +1,14 @@
 """Batches are a pure function of seed and step, whole whatever number of processes share them."""
 
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from qed.data import Loader, TokenShards
+from qed.data import Loader, ReadAhead, TokenShards
 from qed.data.loader import permuted
 from qed.data.prepare import prepare
 
@@ -60,6 +61,22 @@ def test_seeds_and_epochs_differ(shards: TokenShards) -> None:
     one, other = (Loader(shards, tokens=30, batch=8, seed=seed) for seed in (0, 1))
     assert not torch.equal(one.step(0), other.step(0))
     assert [one.window(i) for i in range(20)] != [one.window(i + one.windows) for i in range(20)]
+
+
+def test_the_next_batch_is_read_before_it_is_asked_for(shards: TokenShards, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, read = Loader(shards, tokens=30, batch=8), {step: Event() for step in range(12)}
+    plain = loader.step
+
+    def step(number: int) -> torch.Tensor:
+        read[number].set()
+        return plain(number)
+
+    monkeypatch.setattr(loader, "step", step)
+    ahead = ReadAhead(loader)
+    for number in (0, 1, 2, 9, 10, 4):
+        assert torch.equal(ahead.step(number), plain(number))
+        assert read[number + 1].wait(10)
+    assert not read[7].is_set()
 
 
 def test_what_cannot_be_loaded(shards: TokenShards, tmp_path: Path) -> None:

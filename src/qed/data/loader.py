@@ -7,6 +7,7 @@ order that a keyed permutation gives without a table: nothing to keep, nothing t
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -35,6 +36,22 @@ class Loader:
         """This process's rows [batch / world, T + 1] of a step's global batch."""
         rows = [self.window(step * self.batch + row) * self.tokens for row in self.rows]
         return torch.from_numpy(np.stack([self.shards.read(start, self.tokens + 1) for start in rows]))
+
+
+class ReadAhead:
+    """A loader's steps, each read from disk while the one before is worked on."""
+
+    def __init__(self, loader: Loader):
+        self.loader, self.thread = loader, ThreadPoolExecutor(1)
+        self.next: tuple[int, Future[Tensor]] | None = None
+
+    def step(self, step: int) -> Tensor:
+        read = self.next[1] if self.next and self.next[0] == step else self._begin(step)
+        self.next = step + 1, self._begin(step + 1)
+        return read.result()
+
+    def _begin(self, step: int) -> Future[Tensor]:
+        return self.thread.submit(self.loader.step, step)
 
 
 def permuted(place: int, count: int, key: str) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..data import Loader, TokenShards
+from ..data import Loader, ReadAhead, TokenShards
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..ops import value_checks
 from ..testing import environment, git_state
@@ -60,6 +60,7 @@ class Trainer:
             rank=self.parallel.batch_rank,
             world=self.parallel.batch_world,
         )
+        self.batches = ReadAhead(self.loader)
         vocabulary = self.loader.shards.index["vocab_size"]
         size = config.model_config().vocab_size
         if vocabulary > size:
@@ -183,13 +184,13 @@ class Trainer:
         """One optimiser step: the loss, the gradient's norm, and whether it was taken."""
         config = self.config
         optimizer.set_rate(self.optimizer, learning_rate(config, self.step))
-        rows = self.loader.step(self.step)
+        rows = self.batches.step(self.step).to(self.device)  # once: a copy of each piece would wait for the last
         pieces = rows.split(max(1, config.micro_tokens // config.sequence))
         total = torch.zeros((), device=self.device)
         for i, piece in enumerate(pieces):
             # Processes' gradients are averaged: their number takes that back.
             with self.parallel.piece(self.loss, last=i == len(pieces) - 1):
-                loss = self._loss(piece.to(self.device)) * (self.parallel.world / config.batch_tokens)
+                loss = self._loss(piece) * (self.parallel.world / config.batch_tokens)
                 loss.backward()
             total += loss.detach().float() / self.parallel.world
         total = self.parallel.sum(total)

@@ -27,7 +27,7 @@ CASES = {
     "few keys": Case(tokens=100, keys="few", log_decay=-1e-3, strength=1.0),
     "resets": Case(tokens=150, resets=4),
     "chunks that decay far": Case(tokens=150, log_decay=-3.0),
-    "chunks that are halved": Case(tokens=150, log_decay=-4.0),
+    "chunks that are barely cut": Case(tokens=150, log_decay=-4.0),
     "chunks that are cut": Case(tokens=150, log_decay=-10.0),
     "chunks that are cut, a decay per head": Case(
         tokens=130, key_width=60, value_width=100, decay="head", log_decay=-10.0, state=False
@@ -44,7 +44,7 @@ def test_kernels_equal_the_loop(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_whole_chunks_beside_cut_ones(dtype: torch.dtype) -> None:
-    """One block, two halves and sub-blocks, by far and by little, the last of what a program looks at among them."""
+    """One block and several, by far and by little."""
     inputs = Case(tokens=512).inputs(device=DEVICE)
     reach = 80 if dtype == torch.float32 else 110
     half = reach / 2
