@@ -130,6 +130,17 @@ def test_the_cache_does_not_grow() -> None:
     assert cache.get_seq_length() == 10_000
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 300])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_cache_keeps_nothing_but_states(length: int, masked: bool) -> None:
+    """No view of what a state was cut from."""
+    model, x = make(), tokens(2, length)
+    with torch.no_grad():
+        cache = model(x, attention_mask=torch.ones_like(x) if masked else None, use_cache=True).past_key_values
+    states = [x for layer in cache.states.values() for x in layer]
+    assert sum(x.untyped_storage().nbytes() for x in states) <= 2 * sum(x.nbytes for x in states)
+
+
 def test_a_cache_cannot_be_cropped_but_copied() -> None:
     model, x = make(), tokens(1, 6)
     cache = model(x[:, :4], use_cache=True).past_key_values

@@ -94,7 +94,7 @@ def _last_inputs(x: Tensor, before: int, state: Tensor | None, sequences: Sequen
         index = sequences.lengths[:, None] + torch.arange(before, device=x.device)
         return _rows(torch.cat([state, x], 1), index)
     if x.shape[1] >= before:
-        return x[:, x.shape[1] - before :]
+        return x[:, x.shape[1] - before :].clone()  # a view would keep all of x
     return torch.cat([state, x], 1)[:, x.shape[1] :]
 
 
