@@ -7,6 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from qed import QEDConfig, QEDForCausalLM
+from qed.bench_model import decay_faster
 from qed.bench_train import idle
 from qed.cli import app
 from qed.data import tokenization
@@ -68,11 +70,27 @@ def test_the_model_is_measured_behind_its_gate(tmp_path: Path, monkeypatch: pyte
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
     assert set(report["generation_tokens_per_second"]["64"]) == {"qed, stream", "qed, model.generate"}
-    assert report["prefill_tokens_per_second"]["1 x 512"]["qed"] > 0
+    assert set(report["prefill_tokens_per_second"]["1 x 512"]) == {"qed", "qed compiled", "qed, strong decay"}
     monkeypatch.setattr("qed.bench_model.LOGITS_BAR", -1.0)
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 1
     assert "correctness gate" in refused.output
+
+
+def test_strong_decay_is_beyond_reach_in_every_chunk_and_a_new_models_in_none() -> None:
+    torch.manual_seed(0)
+    model = QEDForCausalLM(QEDConfig(num_hidden_layers=2)).eval()
+    x = model.model.embed_tokens(torch.randint(0, 32000, (1, 256)))
+
+    def most() -> torch.Tensor:
+        """What the fastest channel of every layer, chunk and head decays."""
+        with torch.no_grad():
+            decays = [block.mixer.projections(block.mixer_norm(x)).g for block in model.model.layers]
+        return torch.stack(decays).unflatten(2, (4, 64)).sum(3).amin(-1)
+
+    assert most().min() > -110
+    decay_faster(model)
+    assert most().max() < -110
 
 
 def test_a_training_step_is_measured(tmp_path: Path) -> None:
@@ -81,7 +99,7 @@ def test_a_training_step_is_measured(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "train", "--device", "cpu", *sizes, "--out", str(file)])
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
-    assert set(report["candidates"]) == {"qed", "gdn2", "softmax attention"}
+    assert set(report["candidates"]) == {"qed", "qed, strong decay", "gdn2", "softmax attention"}
     assert all(row["tokens_per_s"] > 0 for row in report["candidates"].values())
 
 

@@ -1,11 +1,13 @@
 """`qed bench model`: prefill and generation of the whole model, beside flash-linear-attention's of the same size.
 
 Nothing is timed before it is right: prefill, decoding token by token and the compiled blocks must give the logits of a
-plain pass in float32. Weights are random: speed does not depend on them.
+plain pass in float32. Weights are random. Speed depends on them in one way: chunks of tokens that decay far are worked
+on in parts, and a trained model has many, a new one none. So a model whose every chunk decays far is timed too.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,16 +22,24 @@ from torch import Tensor
 from .bench import Report, take_turns
 from .model.causal_lm import QEDForCausalLM, compile_blocks
 from .model.config import QEDConfig
-from .model.generation import Decoder, stream
+from .model.generation import Decoder, recurrent_mixers, stream
 from .testing import environment, relative_error
 
 LOGITS_BAR = 5e-2  # of bfloat16 after all layers: 2⁻⁸ a rounding, adding up over 48 of them as a random walk does
 PROMPT, NEW, NEW_THEIRS = 128, 128, 24
+FASTER = 32.0  # times a new model's decay: then a channel falls below exp(−110) in every chunk
 
 
 def make(config: QEDConfig, device: str, dtype: torch.dtype) -> QEDForCausalLM:
     torch.manual_seed(0)
     return QEDForCausalLM(config).to(device=device, dtype=dtype).eval()
+
+
+@torch.no_grad()
+def decay_faster(model: QEDForCausalLM) -> QEDForCausalLM:
+    for mixer in recurrent_mixers(model):
+        mixer.A_log.add_(math.log(FASTER))
+    return model
 
 
 def theirs(config: QEDConfig, device: str, dtype: torch.dtype) -> Any:
@@ -103,6 +113,7 @@ def measure(
     report = Report(out, environment=environment(device), config=config.to_diff_dict(), logits_errors=errors)
     models = {"qed": make(config, device, dtype), "qed compiled": make(config, device, dtype)}
     compile_blocks(models["qed compiled"])
+    models["qed, strong decay"] = decay_faster(make(config, device, dtype))
     if fla:
         models["fla gdn2"] = theirs(config, device, dtype)
 
@@ -132,7 +143,7 @@ def measure(
 
         row["qed, stream"] = tokens_per_second(device, streamed, batch)
         for name, model in models.items():
-            if name != "qed compiled":
+            if name in ("qed", "fla gdn2"):
                 new = NEW_THEIRS if name.startswith("fla") else NEW
                 row[f"{name}, model.generate"] = tokens_per_second(device, partial(hf, model, prompt), batch, new)
             generation[str(batch)] = row

@@ -1,7 +1,8 @@
 """`qed bench train`: one training step of the model, beside GDN-2, a Transformer and flash-linear-attention's GDN-2.
 
 A step is what `qed train` does with a piece of a batch: forward, loss without logits, backward, clipping, AdamW. Tokens
-are random: speed does not depend on them. The gate is the loss: compiled, in low precision, it must be a plain pass's.
+are random: speed does not depend on them. It does on decay, which is slow in a new model and fast in a trained one
+(`bench_model` says why): both are timed. The gate is the loss: compiled, in low precision, it must be a plain pass's.
 
 How much of the time the GPU is idle is a question about `qed train` itself, with its loader, its log and its batches of
 many pieces: it is run for a few steps under torch's profiler.
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from .bench import Report, take_turns
-from .bench_model import theirs
+from .bench_model import decay_faster, theirs
 from .data.prepare import prepare
 from .model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from .model.config import QEDConfig
@@ -55,9 +56,11 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def ours(config: QEDConfig, device: str, compiled: bool) -> Step:
+def ours(config: QEDConfig, device: str, compiled: bool, strong_decay: bool = False) -> Step:
     torch.manual_seed(0)
     model = QEDForCausalLM(config).to(device).train()
+    if strong_decay:
+        decay_faster(model)
     if compiled:
         recompute_cheap(model)
         compile_blocks(model)
@@ -142,6 +145,7 @@ def measure(
     report = Report(out, environment=environment(device), batch=batch, tokens=tokens, loss_difference=difference)
     makers: dict[str, Callable[[], Step]] = {
         "qed": lambda: ours(QEDConfig(**size, rule="qed"), device, compiled),
+        "qed, strong decay": lambda: ours(QEDConfig(**size, rule="qed"), device, compiled, strong_decay=True),
         "gdn2": lambda: ours(QEDConfig(**size, rule="gdn2"), device, compiled),
         "softmax attention": lambda: ours(transformer(size), device, compiled),
     }
