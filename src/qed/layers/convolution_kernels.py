@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..ops.devices import on_its_device
+
 BLOCK_TOKENS, BLOCK_CHANNELS = 64, 256  # one warp, and 16 bytes of each thread's in a row
 
 
@@ -161,6 +163,7 @@ def _settings(x: Tensor, weight: Tensor, state: Tensor | None) -> tuple[tuple[in
     return grid, constants | {"BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS, "num_warps": 1}
 
 
+@on_its_device
 def forward(x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owner: Tensor) -> Tensor:
     """x [tokens, D], weight [D, W], state [N, W − 1, D], place and owner [tokens] → y [tokens, D]."""
     x, (grid, constants) = _rows(x), _settings(x, weight, state)
@@ -171,6 +174,7 @@ def forward(x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owne
     return y
 
 
+@on_its_device
 def backward(
     dy: Tensor, x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owner: Tensor
 ) -> tuple[Tensor, Tensor]:

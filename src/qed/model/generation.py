@@ -118,9 +118,10 @@ class Decoder:
         if self.device.type != "cuda":
             self._step(sampling)
             return
-        if sampling not in self.graphs:
-            self.graphs[sampling] = self._capture(sampling)
-        self.graphs[sampling].replay()
+        with torch.cuda.device(self.device):
+            if sampling not in self.graphs:
+                self.graphs[sampling] = self._capture(sampling)
+            self.graphs[sampling].replay()
 
     def _step(self, sampling: Sampling | None) -> None:
         model = self._model()

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..devices import on_its_device
 from ..packing import chunk_bound, sequence_count
 from .backward import chunk_gradients, pair_gradients, state_gradients
 from .forward import chunk_states, chunk_terms, segment_starts
@@ -147,6 +148,7 @@ class Segments(NamedTuple):
         return Segments(each, length, lanes * each)
 
 
+@on_its_device
 def forward(
     q: Tensor,
     k: Tensor,
@@ -225,6 +227,7 @@ def _compose(
     return found
 
 
+@on_its_device
 def backward(
     do: Tensor,
     dstate: Tensor | None,
@@ -278,6 +281,7 @@ def backward(
     return dq, dk, da, du, dg if g is None else dg.to(g.dtype), d_initial
 
 
+@on_its_device
 def step(
     q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float, new_state: Tensor
 ) -> Tensor:

@@ -1,0 +1,25 @@
+"""Triton launches kernels on the current device, wherever their tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Launch = TypeVar("Launch", bound=Callable[..., Any])
+
+
+def on_its_device(launch: Launch) -> Launch:
+    """With the device of its first argument as the current one."""
+
+    @wraps(launch)
+    def call(x: Tensor, *more: Any, **options: Any) -> Any:
+        if not x.is_cuda or x.device.index == torch.cuda.current_device():
+            return launch(x, *more, **options)
+        with torch.cuda.device(x.device):
+            return launch(x, *more, **options)
+
+    return call  # type: ignore[return-value]
