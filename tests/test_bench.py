@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from qed import QEDConfig, QEDForCausalLM
+from qed.bench import Shape
 from qed.bench_model import decay_faster
 from qed.bench_train import idle
 from qed.cli import app
 from qed.data import tokenization
 from qed.data.synthetic import documents
 from qed.ops.registration import SEQUENCE_OPS
+from qed.tune import tune
 
 SIZES = {"batch": 2, "tokens": 64, "heads": 1, "width": 16, "rounds": 2}
 SMALL = ["bench", "ops", "--device", "cpu", *(word for name, x in SIZES.items() for word in (f"--{name}", str(x)))]
@@ -60,6 +63,27 @@ def test_tuning_needs_a_gpu(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "--tune: expected a CUDA device, got cpu" in result.output
     assert not (tmp_path / "settings.json").exists()
+
+
+def test_tuning_keeps_what_wins_by_more_than_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels for chunks that are cut against the time where all are cut."""
+
+    def time(shape: Shape, device: str, settings: dict[str, dict[str, int]], strong_decay: bool) -> float | str:
+        ((kernel, setting),) = settings.items() or [("", {})]
+        assert strong_decay == kernel.endswith(", cut") or not kernel
+        usual = 20.0 if strong_decay else 10.0
+        if setting.get("num_warps") == 8:
+            return "out of resources"
+        wins = {"chunk_terms": 9.8, "chunk_gradients, cut": 15.0}
+        return wins.get(kernel, usual) if setting.get("BK") == 16 else usual
+
+    monkeypatch.setattr("qed.tune.time_in_a_process", time)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("qed.tune.environment", lambda device: {})
+    file = tmp_path / "settings.json"
+    report = tune(Console(quiet=True), out=file, device="cuda", shape=Shape())
+    assert report["settings"] == {"chunk_gradients, cut": {"BK": 16, "num_warps": 4}}
+    assert json.loads(file.read_text())["settings"] == report["settings"]
 
 
 def test_the_model_is_measured_behind_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

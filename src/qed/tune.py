@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from .bench import Candidate, Shape, candidates, milliseconds, passes_gate
+from .bench import STRONG, Candidate, Shape, candidates, milliseconds, passes_gate
 from .testing import environment
 
 STATES = [
@@ -35,14 +35,16 @@ CANDIDATES: dict[str, list[dict[str, int]]] = {
     "state_gradients": STATES,
     "pair_gradients": [{"BV": BV, "num_warps": warps} for BV in (32, 64, 128) for warps in (4, 8)],
     "chunk_gradients": [{"BK": BK, "num_warps": warps} for BK in (32, 64) for warps in (4, 8)],
+    "chunk_terms, cut": [{"BK": BK, "num_warps": warps} for BK in (16, 32, 64) for warps in (4, 8)],
+    "chunk_gradients, cut": [{"BK": BK, "num_warps": warps} for BK in (16, 32, 64) for warps in (4, 8)],
 }
 WINS = 0.97  # of the checked-in settings' time: less is noise
 CALLS = 10
 
 
-def time_here(shape: Shape, device: str) -> float:
+def time_here(shape: Shape, device: str, strong_decay: bool) -> float:
     """Milliseconds of one forward and backward, of several in a row: the device never waits for Python."""
-    candidate = candidates(shape, device, "triton", fla=False)["qed, op"]
+    candidate = candidates(shape, device, "triton", fla=False)["qed, op, strong decay" if strong_decay else "qed, op"]
 
     def calls(candidate: Candidate = candidate) -> None:
         for _ in range(CALLS):
@@ -52,14 +54,16 @@ def time_here(shape: Shape, device: str) -> float:
     return min(milliseconds(device, calls) for _ in range(3)) / CALLS
 
 
-def _child(shape: Shape, device: str) -> None:
-    passes_gate(device, "triton", shape.heads, shape.width)
-    print(json.dumps(time_here(shape, device)))
+def _child(shape: Shape, device: str, strong_decay: bool) -> None:
+    passes_gate(device, "triton", shape.heads, shape.width, STRONG if strong_decay else 1.0)
+    print(json.dumps(time_here(shape, device, strong_decay)))
 
 
-def time_in_a_process(shape: Shape, device: str, settings: dict[str, dict[str, int]]) -> float | str:
+def time_in_a_process(
+    shape: Shape, device: str, settings: dict[str, dict[str, int]], strong_decay: bool
+) -> float | str:
     """Milliseconds, or why there are none."""
-    code = f"from qed.tune import _child, Shape; _child(Shape(**{asdict(shape)}), {device!r})"
+    code = f"from qed.tune import _child, Shape; _child(Shape(**{asdict(shape)}), {device!r}, {strong_decay})"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "settings.json"
         file.write_text(json.dumps({"settings": settings}))
@@ -75,23 +79,29 @@ def time_in_a_process(shape: Shape, device: str, settings: dict[str, dict[str, i
 
 
 def tune(console: Console, *, out: Path, device: str, shape: Shape) -> dict[str, Any]:
-    """Search, print, write. Kernels are taken one after the other, the others at the checked-in settings."""
+    """Search, print, write. Kernels are taken one after the other, the others at the checked-in settings. Those for
+    chunks that are cut are timed where all are."""
     if not device.startswith("cuda") or not torch.cuda.is_available():
         raise RuntimeError(f"--tune: expected a CUDA device, got {device}")
-    usual = time_in_a_process(shape, device, {})
-    if isinstance(usual, str):
-        raise RuntimeError(f"--tune: the checked-in settings do not run here: {usual}")
+    usual = {}
+    for strong_decay in (False, True):
+        found = time_in_a_process(shape, device, {}, strong_decay)
+        if isinstance(found, str):
+            raise RuntimeError(f"--tune: the checked-in settings do not run here: {found}")
+        usual[strong_decay] = found
     tried: dict[str, list[dict[str, Any]]] = {}
     settings: dict[str, dict[str, int]] = {}
     for kernel, choices in CANDIDATES.items():
-        tried[kernel] = []
+        tried[kernel], cut = [], kernel.endswith(", cut")
         for choice in track(choices, description=kernel, console=console):
-            tried[kernel].append(choice | {"result": time_in_a_process(shape, device, {kernel: choice})})
+            tried[kernel].append(choice | {"result": time_in_a_process(shape, device, {kernel: choice}, cut)})
         timed = [row for row in tried[kernel] if not isinstance(row["result"], str)]
         best = min(timed, key=lambda row: row["result"], default=None)
-        if best is not None and best["result"] < WINS * usual:
+        if best is not None and best["result"] < WINS * usual[cut]:
             settings[kernel] = {name: x for name, x in best.items() if name != "result"}
-    table = Table("kernel", "setting", "forward + backward ms", title=f"checked in: {usual:.3f} ms")
+    table = Table(
+        "kernel", "setting", "forward + backward ms", title="checked in: {:.3f} ms, cut {:.3f}".format(*usual.values())
+    )
     for kernel, rows in tried.items():
         for row in rows:
             result = row["result"] if isinstance(row["result"], str) else f"{row['result']:.3f}"
@@ -101,7 +111,8 @@ def tune(console: Console, *, out: Path, device: str, shape: Shape) -> dict[str,
     report = {
         "environment": environment(device),
         "shape": asdict(shape),
-        "checked_in_ms": usual,
+        "checked_in_ms": usual[False],
+        "checked_in_cut_ms": usual[True],
         "tried": tried,
         "settings": settings,
     }
