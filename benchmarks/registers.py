@@ -23,6 +23,7 @@ from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from qed.ops.launching import FUSED
 from qed.ops.triton import launch
 from qed.ops.triton.tuning import SHARED
 
@@ -56,7 +57,7 @@ class Recorder:
 
     def compile(self, launched: dict[str, Any], arch: int) -> Any:
         given = dict(launched)
-        launch_options = {name: given.pop(name) for name in ("num_warps", "num_stages")}
+        launch_options = {name: given.pop(name) for name in ("num_warps", "num_stages", *FUSED)}
         signature, constants, attributes = {}, {}, {}
         for i, name in enumerate(self.kernel.arg_names):
             x = given[name]

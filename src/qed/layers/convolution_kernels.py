@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.devices import on_its_device
+from ..ops.launching import FUSED, on_its_device
 
 BLOCK_TOKENS, BLOCK_CHANNELS = 64, 256  # one warp, and 16 bytes of each thread's in a row
 
@@ -160,7 +160,7 @@ def _settings(x: Tensor, weight: Tensor, state: Tensor | None) -> tuple[tuple[in
     tokens, D = x.shape
     grid = (triton.cdiv(tokens, BLOCK_TOKENS), triton.cdiv(D, BLOCK_CHANNELS))
     constants = {"D": D, "W": weight.shape[1], "HAS_STATE": state is not None}
-    return grid, constants | {"BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS, "num_warps": 1}
+    return grid, constants | FUSED | {"BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS, "num_warps": 1}
 
 
 @on_its_device

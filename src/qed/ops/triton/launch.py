@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..devices import on_its_device
+from ..launching import FUSED, on_its_device
 from ..packing import chunk_bound, sequence_count
 from .backward import chunk_gradients, pair_gradients, state_gradients
 from .forward import chunk_states, chunk_terms, segment_starts
@@ -73,7 +73,7 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
     found = {name: known[name] for name in TAKES[kernel.removesuffix(", cut")]}
     # Matrix units round float32 to ten bits unless asked for three products: what float32 inputs are owed.
     found["PRECISION"] = "tf32x3" if shapes.dtype == torch.float32 else "tf32"
-    return found | {"num_warps": setting.num_warps, "num_stages": setting.num_stages}
+    return found | FUSED | {"num_warps": setting.num_warps, "num_stages": setting.num_stages}
 
 
 @lru_cache
@@ -295,7 +295,7 @@ def step(
         decode_step[(lanes * -(-V // setting.BV),)](
             *(q, k, a, u, g, state, o, new_state, scale),
             **{"K": K, "V": V, "G_WIDTH": 0 if g is None else g.shape[-1], "BK": setting.BK, "BV": setting.BV},
-            **{"num_warps": setting.num_warps, "num_stages": setting.num_stages},
+            **FUSED | {"num_warps": setting.num_warps, "num_stages": setting.num_stages},
         )
     return o
 

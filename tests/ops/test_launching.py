@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qed.ops.devices import on_its_device
+from qed.ops.launching import on_its_device
 
 
 @pytest.mark.parametrize(("index", "expected"), [(0, []), (1, [1])])
