@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,13 @@ STOPPED = 75  # exit status of a run that was asked to stop and can go on
 
 class Diverged(RuntimeError):  # noqa: N818
     """Too many steps in a row without a finite gradient."""
+
+
+class Step(NamedTuple):
+    loss: float
+    norm: float  # of the gradient
+    finite: bool  # or it was not taken
+    strength: dict[str, float]  # mean λ of every layer that has one, before the step
 
 
 Watch = Callable[[QEDForCausalLM], dict[str, float]]  # looks at a model in training; what it finds is logged
@@ -137,12 +144,12 @@ class Trainer:
         try:
             while self.step < config.steps and not self.stopping:
                 start = time.perf_counter()
-                loss, norm, finite = self._step()
+                done = self._step()
                 self.step += 1
                 self.stopping = self.parallel.any(self.stopping)
-                in_a_row = 0 if finite else in_a_row + 1
-                self.skipped += not finite
-                row = self._row(loss, norm, finite, time.perf_counter() - start)
+                in_a_row = 0 if done.finite else in_a_row + 1
+                self.skipped += not done.finite
+                row = self._row(done, time.perf_counter() - start)
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self.validation_loss = row["validation_loss"] = self.validate()
                     row |= self._watched()
@@ -180,8 +187,8 @@ class Trainer:
             found.append(TensorBoard(self.out / "tensorboard"))
         return found
 
-    def _step(self) -> tuple[float, float, bool]:
-        """One optimiser step: the loss, the gradient's norm, and whether it was taken."""
+    def _step(self) -> Step:
+        """One optimiser step."""
         config = self.config
         optimizer.set_rate(self.optimizer, learning_rate(config, self.step))
         rows = self.batches.step(self.step).to(self.device)  # once: a copy of each piece would wait for the last
@@ -196,11 +203,14 @@ class Trainer:
         total = self.parallel.sum(total)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        finite = math.isfinite(float(norm)) and math.isfinite(float(total))
+        strength = strengths(self.model)
+        # One wait for the device in a step, with all that is to be known of it.
+        loss, size, *means = torch.stack([total, norm, *strength.values()]).tolist()
+        finite = math.isfinite(loss) and math.isfinite(size)
         if finite:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return float(total), float(norm), finite
+        return Step(loss, size, finite, dict(zip(strength, means, strict=True)))
 
     def _loss(self, rows: Tensor) -> Tensor:
         """Summed over a piece's tokens."""
@@ -234,19 +244,19 @@ class Trainer:
         self.model.train()
         return float(self.parallel.sum(total)) / (blocks * together * config.sequence)
 
-    def _row(self, loss: float, norm: float, finite: bool, seconds: float) -> dict[str, Any]:
+    def _row(self, done: Step, seconds: float) -> dict[str, Any]:
         row = {
             "step": self.step - 1,
             "tokens": self.step * self.config.batch_tokens,
-            "loss": loss,
+            "loss": done.loss,
             "learning_rate": learning_rate(self.config, self.step - 1),
-            "gradient_norm": norm,
+            "gradient_norm": done.norm,
             "tokens_per_s": self.config.batch_tokens / seconds,
             "utilisation": utilisation(self.model, self.config.batch_tokens / seconds, self.device),
             "skipped": self.skipped,
-            "strength": strengths(self.model),
+            "strength": done.strength,
         }
-        return row if finite else row | {"loss": None, "gradient_norm": None}
+        return row if done.finite else row | {"loss": None, "gradient_norm": None}
 
     def _line(self, row: dict[str, Any]) -> None:
         left = (self.config.steps - self.step) * self.config.batch_tokens / row["tokens_per_s"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..layers import Mixer
@@ -93,12 +94,11 @@ class MetricsFile:
 
 
 @torch.no_grad()
-def strengths(model: QEDForCausalLM) -> dict[str, float]:
-    """Mean λ of every layer that has one."""
+def strengths(model: QEDForCausalLM) -> dict[str, Tensor]:
+    """Mean λ of every layer that has one, on the model's device."""
     means = {}
     for i, block in enumerate(model.model.layers):
         if isinstance(block.mixer, Mixer) and block.mixer.row.strength:
             mean = block.mixer.strength().mean()
             means[str(i)] = mean.full_tensor() if isinstance(mean, DTensor) else mean
-    values = torch.stack(list(means.values())).tolist() if means else []  # one wait for the device, not one a layer
-    return dict(zip(means, values, strict=True))
+    return means
