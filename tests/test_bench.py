@@ -128,7 +128,10 @@ def test_a_training_step_is_measured(tmp_path: Path) -> None:
 
 
 def test_idle_is_what_nothing_covers() -> None:
-    assert idle([(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (6.0, 8.0), (8.0, 10.0)]) == pytest.approx(0.1)
+    spans = [(0.0, 4.0), (1.0, 2.0), (3.0, 5.0), (6.0, 8.0), (8.0, 10.0), (13.0, 20.0)]
+    assert idle(spans) == pytest.approx(0.2)
+    assert idle(spans, shortest=2.0) == pytest.approx(0.15)
+    assert idle(spans, shortest=4.0) == 0
 
 
 def test_times_an_evaluation(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from .train.parallel import SummedLoss
 
 LOSS_BAR = 2e-3  # relative
 IDLE_STEPS, PIECES = 4, 16  # of `qed train`, and of each of its batches: the paper's
+WAIT = 20.0  # µs
 
 
 class Step:
@@ -92,18 +93,19 @@ def gate(config: QEDConfig, device: str, compiled: bool) -> float:
     return float((found - truth).abs() / truth)
 
 
-def idle(spans: list[tuple[float, float]]) -> float:
-    """The share of time in which nothing runs, of what runs from when to when, in order of its start."""
-    busy, end = 0.0, spans[0][0]
+def idle(spans: list[tuple[float, float]], shortest: float = 0.0) -> float:
+    """The share of time in which nothing runs, `shortest` or longer at a time, of what runs from when to when, in order
+    of its start."""
+    gaps, end = 0.0, spans[0][0]
     for start, stop in spans:
-        busy += max(0.0, stop - max(start, end))
+        gaps += start - end if start - end >= shortest else 0.0
         end = max(end, stop)
-    return 1 - busy / (end - spans[0][0])
+    return gaps / (end - spans[0][0])
 
 
-def idle_in_training(size: dict[str, Any], batch: int, tokens: int) -> float:
+def idle_in_training(size: dict[str, Any], batch: int, tokens: int) -> dict[str, float]:
     """The share of `qed train`'s third step and most of its fourth in which the GPU has nothing to do: the first ones
-    compile, and after the last one comes a checkpoint."""
+    compile, and after the last one comes a checkpoint. In all, and in waits longer than from one kernel to the next."""
     quiet = Console(quiet=True)
     with TemporaryDirectory() as folder:
         base = Path(folder)
@@ -122,7 +124,8 @@ def idle_in_training(size: dict[str, Any], batch: int, tokens: int) -> float:
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             train(config, base / "run", device="cuda", console=quiet)
     kernels = sorted((x.time_range.start, x.time_range.end) for x in found.events() if x.device_type.name == "CUDA")
-    return idle(kernels[len(kernels) // 2 : int(0.95 * len(kernels))])
+    spans = kernels[len(kernels) // 2 : int(0.95 * len(kernels))]
+    return {"whole": idle(spans), "waits": idle(spans, WAIT)}
 
 
 def measure(
@@ -189,7 +192,9 @@ def measure(
     console.print(table)
     console.print(f"QED's step ÷ GDN-2's: {report['qed_over_gdn2']:.3f}")
     if "gpu_idle_in_training" in report:
-        console.print(f"GPU idle in `qed train`: {report['gpu_idle_in_training']:.2%} of the time")
+        found = report["gpu_idle_in_training"]
+        waits = f"{found['waits']:.2%} in waits of {WAIT:.0f} µs or more"
+        console.print(f"GPU idle in `qed train`: {found['whole']:.2%} of the time, {waits}")
     if out is not None:
         console.print(f"written to {out}")
     return report
