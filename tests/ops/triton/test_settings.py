@@ -20,7 +20,7 @@ K, V, dtype = {K}, {V}, torch.{dtype}
 common = dict(heads=2, key_width=K, value_width=V)
 cases = (Case(batch=2, tokens=200, **common, log_decay=-0.1),
          Case(tokens=130, **common, decay="head", log_decay=-10.0, state=False),  # chunks that are cut
-         Case(batch=2, tokens=130, **common, log_decay=-4.0),  # chunks that are halved
+         Case(batch=2, tokens=130, **common, log_decay=-10.0),  # the same, in every channel by itself
          Case(batch=40, tokens=70, **common, log_decay=-0.1),  # many states
          Case(batch=2, tokens=200, **common, log_decay=-0.01))  # segments, short ones on purpose
 for case, launch.SHORTEST_SEGMENT in zip(cases, (8, 8, 8, 8, 1)):
@@ -31,8 +31,8 @@ REPEATS = """
 import torch
 from qed.testing import Case, run
 dtype = torch.{dtype}
-for batch, tokens in ((24, 512), (1, 4096)):
-    case = Case(batch=batch, tokens=tokens, heads=6, key_width=128, value_width=128, log_decay=-0.1)
+for batch, tokens, log_decay in ((24, 512, -0.1), (1, 4096, -0.1), (24, 512, -10.0)):  # the last: chunks that are cut
+    case = Case(batch=batch, tokens=tokens, heads=6, key_width=128, value_width=128, log_decay=log_decay)
     inputs = {{n: x.to(torch.float32 if n in ("g", "initial_state") else dtype)
               for n, x in case.inputs(torch.float32, device="cuda").items()}}
     first = run(inputs, impl="triton")

@@ -123,7 +123,7 @@ def chunk_gradients(
         return
     place = start * H + h
     block = chunk_and_head.to(tl.int64)
-    if whole_enough(lowest + block, REACH) != (LEVELS == 0):
+    if whole_enough(tl.load(lowest + block), REACH) != (LEVELS == 0):
         return
     rows, keys = tl.arange(0, C), tile * BK + tl.arange(0, BK)
     i, j = rows[:, None], rows[None, :]

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from .tiles import (
-    LOG2_E,
     centred,
     chunk_place,
     in_other_parts,
@@ -49,12 +48,12 @@ def chunk_terms(
     place = start * H + h  # in tokens × heads
     block = chunk.to(tl.int64) * H + h
     if LEVELS > 0:
-        if whole_enough(lowest + block, REACH):
+        if whole_enough(tl.load(lowest + block), REACH):
             return
     else:
         most = most_decay(g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C)
         tl.store(lowest + block, most)
-        if most < -REACH * LOG2_E:
+        if not whole_enough(most, REACH):
             return
     rows = tl.arange(0, C)
     i, j = rows[:, None], rows[None, :]

@@ -117,9 +117,9 @@ def as_operand(x, CENTRED: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def whole_enough(lowest, REACH: tl.constexpr):
+def whole_enough(most, REACH: tl.constexpr):
     """Whether a chunk can be one block: by what its channel of most decay decays in all."""
-    return tl.load(lowest) >= -REACH * LOG2_E
+    return most >= -REACH * LOG2_E
 
 
 @triton.jit
