@@ -3,7 +3,8 @@
     S_t = (I − k_t a_tᵀ) Diag(exp g_t) S_{t−1} + k_t u_tᵀ          o_t = scale · S_tᵀ q_t
 
 q and k are L2-normalised, b ∈ (0, 1) is the erase gate (β when it is one number per head), w the write gate, λ the
-strength of the query-derived correction and P⊥ₖ(x) = x − k (kᵀx). To add a rule, write its function and its row.
+strength of the query-derived correction and P⊥ₖ(x) = x − k (kᵀx). To add a rule, write its row; where
+the columns of a row do not say what a and u are, its function too.
 """
 
 from __future__ import annotations
@@ -59,37 +60,12 @@ def corrected_erase(
     return b * k + per_head * correction
 
 
-# One function per rule, of projections that `Rule.operands` has found to be those the rule declares.
+# A function of projections that `Rule.operands` has found to be those the rule declares.
 Checked: TypeAlias = Any
 
 
 def linear(x: Checked) -> Operands:
     return Operands(x.q, x.k, torch.zeros_like(x.k), x.v, None)
-
-
-def delta(x: Checked) -> Operands:
-    """DeltaNet, GDN and KDA: they differ in the width of the decay alone (eqs. 1–3)."""
-    return Operands(x.q, x.k, x.b * x.k, x.b * x.v, x.g)
-
-
-def gdn2(x: Checked) -> Operands:
-    return Operands(x.q, x.k, x.b * x.k, x.w * x.v, x.g)
-
-
-def qed(x: Checked) -> Operands:
-    return _corrected(x, x.q, gate=True, project=True)
-
-
-def qed_nogate(x: Checked) -> Operands:
-    return _corrected(x, x.q, gate=False, project=True)
-
-
-def qed_nogate_noproj(x: Checked) -> Operands:
-    return _corrected(x, x.q, gate=False, project=False)
-
-
-def qed_rand(x: Checked) -> Operands:
-    return _corrected(x, x.direction, gate=True, project=True)
 
 
 def eda(x: Checked) -> Operands:
@@ -104,11 +80,6 @@ def eda(x: Checked) -> Operands:
     )
 
 
-def _corrected(x: Checked, source: Tensor, *, gate: bool, project: bool) -> Operands:
-    a = corrected_erase(x.k, x.b, x.strength, source, gate=gate, project=project)
-    return Operands(x.q, x.k, a, x.w * x.v, x.g)
-
-
 def _then(first: Tensor, second: Tensor) -> Tensor:
     """Two sub-steps of every token, one after the other along T: [B, T, ...] twice → [B, 2T, ...]."""
     return torch.stack([first, second], 2).flatten(1, 2)
@@ -116,23 +87,33 @@ def _then(first: Tensor, second: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A row: the rule's function and which projections it takes, so that a layer can make just those."""
+    """A row: which projections a rule takes, so that a layer can make just those, and what a and u are of them."""
 
-    function: Callable[[Checked], Operands]
     erase_vector: str  # the equation of a, for people
     decay: Width = "channel"
     erase: Width = "channel"
-    write: Width = "channel"  # "none": u is v, or b⊙v where b is the one gate of both
-    strength: bool = False
+    write: Width = "channel"  # "none": b is the one gate of both
+    strength: bool = False  # whether a has a correction, of the query or, if the rule has one, of the direction …
+    gate: bool = True  # … gated by b …
+    project: bool = True  # … and made orthogonal to k
     direction: Literal["none", "head", "token"] = "none"
     substeps: int = 1
+    function: Callable[[Checked], Operands] | None = None  # of all that, instead of what the columns say
 
     def operands(self, x: Projections) -> Operands:
         """The arguments of `erase_write`, [B, T × substeps, H, ·], in q's dtype (g keeps its own)."""
         self._check(x)
-        operands = self.function(x)
+        operands = (self.function or self._gated)(x)
         q, k, a, u = (t.to(x.q.dtype) for t in operands[:4])
         return Operands(q, k, a, u, operands.g)
+
+    def _gated(self, x: Checked) -> Operands:
+        """a = b⊙k, with a correction if there is one, and u = w⊙v or b⊙v (eqs. 1–6)."""
+        a = x.b * x.k
+        if self.strength:
+            source = x.q if x.direction is None else x.direction
+            a = corrected_erase(x.k, x.b, x.strength, source, gate=self.gate, project=self.project)
+        return Operands(x.q, x.k, a, (x.b if x.w is None else x.w) * x.v, x.g)
 
     def attend(
         self,
@@ -214,16 +195,16 @@ def _expect(name: str, x: Tensor | float | None, shapes: list[list[int] | None])
 
 
 RULES: dict[str, Rule] = {
-    "linear": Rule(function=linear, erase_vector="0", decay="none", erase="none", write="none"),
-    "deltanet": Rule(function=delta, erase_vector="βk", decay="none", erase="head", write="none"),
-    "gdn": Rule(function=delta, erase_vector="βk", decay="head", erase="head", write="none"),
-    "kda": Rule(function=delta, erase_vector="βk", erase="head", write="none"),
-    "gdn2": Rule(function=gdn2, erase_vector="b⊙k"),
-    "qed": Rule(function=qed, erase_vector="b⊙k + λ·P⊥ₖ(b⊙q)", strength=True),
-    "qed-nogate": Rule(function=qed_nogate, erase_vector="b⊙k + λ·P⊥ₖ(q)", strength=True),
-    "qed-nogate-noproj": Rule(function=qed_nogate_noproj, erase_vector="b⊙k + λ·q", strength=True),
-    "qed-rand": Rule(function=qed_rand, erase_vector="b⊙k + λ·P⊥ₖ(b⊙r_h)", strength=True, direction="head"),
-    "eda": Rule(function=eda, erase_vector="βₑe, then βk", erase="head", write="head", direction="token", substeps=2),
+    "linear": Rule(erase_vector="0", decay="none", erase="none", write="none", function=linear),
+    "deltanet": Rule(erase_vector="βk", decay="none", erase="head", write="none"),
+    "gdn": Rule(erase_vector="βk", decay="head", erase="head", write="none"),
+    "kda": Rule(erase_vector="βk", erase="head", write="none"),
+    "gdn2": Rule(erase_vector="b⊙k"),
+    "qed": Rule(erase_vector="b⊙k + λ·P⊥ₖ(b⊙q)", strength=True),
+    "qed-nogate": Rule(erase_vector="b⊙k + λ·P⊥ₖ(q)", strength=True, gate=False),
+    "qed-nogate-noproj": Rule(erase_vector="b⊙k + λ·q", strength=True, gate=False, project=False),
+    "qed-rand": Rule(erase_vector="b⊙k + λ·P⊥ₖ(b⊙r_h)", strength=True, direction="head"),
+    "eda": Rule(erase_vector="βₑe, then βk", erase="head", write="head", direction="token", substeps=2, function=eda),
 }
 
 

@@ -4,37 +4,53 @@ import pytest
 import torch
 
 from qed import QEDConfig, QEDForCausalLM
-from qed.layers import fused, linear
+from qed.layers import fused, linear, prologue
 from qed.testing import relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CLOSE = 1e-5 if DEVICE == "cpu" else 1e-4
 LENGTHS = (75, 40, 33)
 
 
-@pytest.mark.parametrize("rule", ["qed", "qed-rand", "gdn"])
+@pytest.mark.parametrize("rule", ["qed", "gdn", "eda"])
 def test_compiled_pieces_are_the_pieces(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model = QEDForCausalLM(QEDConfig.tiny(rule=rule, initializer_range=0.2)).eval()
-    ids, compiled = torch.randint(0, 256, (2, 75)), []
+    model = QEDForCausalLM(QEDConfig.tiny(rule=rule, initializer_range=0.2)).eval().to(DEVICE)
+    ids, asked = torch.randint(0, 256, (2, 75), device=DEVICE), []
+    packed = {"cu_seqlens": torch.tensor([0, 30, 31, 75], device=DEVICE)}
 
     def everywhere(x: torch.Tensor) -> bool:
         if torch.compiler.is_compiling():
             return False
-        compiled.append(x.shape)
+        asked.append(x.shape)
         return True
 
+    def plain(x: torch.Tensor) -> bool:
+        return False
+
     with torch.no_grad():
+        monkeypatch.setattr(fused, "pays", plain)
+        monkeypatch.setattr(prologue, "pays", plain)
         truth = [model(ids[:, :n]).logits for n in LENGTHS]
+        truth_packed = model(ids[:1], **packed).logits
         model.set_strength_scale(0.5)
         halved = model(ids).logits
         monkeypatch.setattr(fused, "pays", everywhere)
-        assert relative_error(model(ids).logits, halved) < 1e-5
+        monkeypatch.setattr(prologue, "pays", everywhere)
+        assert relative_error(model(ids).logits, halved) < CLOSE
         model.set_strength_scale(1.0)
         for n, expected in zip(LENGTHS, truth, strict=True):
-            assert relative_error(model(ids[:, :n]).logits, expected) < 1e-5
+            assert relative_error(model(ids[:, :n]).logits, expected) < CLOSE
+        assert relative_error(model(ids[:1], **packed).logits, truth_packed) < CLOSE
+        first = model(ids[:, :20], use_cache=True)
+        rest = model(ids[:, 20:74], past_key_values=first.past_key_values, use_cache=True)
+        last = model(ids[:, 74:], past_key_values=rest.past_key_values)
+        parts = torch.cat([first.logits, rest.logits, last.logits], 1)
+        assert relative_error(parts, truth[0]) < CLOSE
     pieces = 3 * model.config.num_hidden_layers  # operands, gated norm and SwiGLU's product
-    assert len(compiled) == pieces * (1 + len(LENGTHS))
-    if rule != "gdn":
+    assert len(asked) == pieces * (1 + len(LENGTHS) + 1 + 3)
+    if rule == "qed":
         assert relative_error(halved, truth[0]) > 1e-4
 
 

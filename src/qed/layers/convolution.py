@@ -37,7 +37,7 @@ def short_convolution(
     four taps."""
     kernels = impl == "triton" or (impl == "auto" and _kernels_can_run(x, weight, state))
     y = _with_kernels(x, weight, state, sequences) if kernels else _with_torch(x, weight, state, sequences)
-    return y, _last_inputs(x, weight.shape[1] - 1, state, sequences)
+    return y, last_inputs(x, weight.shape[1] - 1, state, sequences)
 
 
 def _kernels_can_run(x: Tensor, weight: Tensor, state: Tensor | None) -> bool:
@@ -80,7 +80,7 @@ def _with_kernels(x: Tensor, weight: Tensor, state: Tensor | None, sequences: Se
     return y.view(*x.shape)
 
 
-def _last_inputs(x: Tensor, before: int, state: Tensor | None, sequences: Sequences) -> Tensor:
+def last_inputs(x: Tensor, before: int, state: Tensor | None, sequences: Sequences) -> Tensor:
     """[N, W − 1, D]: of each sequence, with its state in front."""
     N = x.shape[0] if sequences.cu_seqlens is None else sequences.cu_seqlens.shape[0] - 1
     state = x.new_zeros(N, before, x.shape[-1]) if state is None else state.to(x.dtype)

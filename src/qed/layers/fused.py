@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -25,11 +26,13 @@ def fused(piece: Piece) -> Piece:
     """A method of a layer and a tensor."""
 
     @cache
-    def compiled() -> Callable[..., Any]:
-        return torch.compile(piece)
+    def compiled(rule: str | None) -> Callable[..., Any]:
+        """Each rule's own: of one function torch keeps eight programs, and a rule needs a few, by shapes and states."""
+        own = FunctionType(piece.__code__.replace(), piece.__globals__, piece.__name__, None, piece.__closure__)
+        return torch.compile(own)
 
     @wraps(piece)
     def call(layer: Any, x: Tensor, *more: Any) -> Any:
-        return (compiled() if pays(x) else piece)(layer, x, *more)
+        return (compiled(getattr(layer, "rule", None)) if pays(x) else piece)(layer, x, *more)
 
     return call  # type: ignore[return-value]

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from ..ops.affine import segment
 from ..rules import RULES, Operands, Projections, l2_normalize
+from . import prologue
 from .context import Context
-from .convolution import ShortConvolution
+from .convolution import ShortConvolution, last_inputs
 from .fused import fused
 from .linear import Linear, ResidualProjection, onto
 from .norm import GatedRMSNorm, RMSNorm
@@ -125,9 +126,8 @@ class Mixer(nn.Module):
         qkv = inputs["qkv"]
         if self.context is not None:
             state = self._state_from_context(qkv, state, sequences)
-        qkv, conv = self.conv(qkv, None if state is None else state.conv, sequences)
         gates, output_gate = self._gates(inputs)
-        operands = self._operands(qkv, gates)
+        operands, conv = self._operands(qkv, None if state is None else state.conv, sequences, gates)
         if self.context is not None and state is not None:
             state = state._replace(recurrent=self.context.start(segment(*operands[1:], impl=impl)))
         if state is not None and x.shape[1] == 1 and sequences.cu_seqlens is None and sequences.lengths is None:
@@ -178,9 +178,18 @@ class Mixer(nn.Module):
     def _heads(self, y: Tensor) -> Tensor:
         return y.unflatten(-1, (self.num_heads, -1))
 
+    def _operands(
+        self, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates
+    ) -> tuple[Operands, Tensor]:
+        """What the op takes, and where the convolution leaves off."""
+        if sequences.cu_seqlens is None and prologue.runs(self, qkv):
+            after = last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
+            return prologue.operands(self, qkv, state, gates), after
+        qkv, state = self.conv(qkv, state, sequences)
+        return self._from_convolved(qkv, gates), state
+
     @fused
-    def _operands(self, qkv: Tensor, gates: Gates) -> Operands:
-        """What the op takes, from the convolved q, k and v."""
+    def _from_convolved(self, qkv: Tensor, gates: Gates) -> Operands:
         return self.row.operands(self._projections(qkv, gates))
 
     def _projections(self, qkv: Tensor, gates: Gates) -> Projections:

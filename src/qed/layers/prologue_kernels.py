@@ -1,0 +1,126 @@
+"""`prologue.py` as a Triton kernel. A program has a stretch of a sequence's tokens and all channels of one head.
+
+A token's earlier neighbours are read again for every tap, from the first-level cache: the stretch has just read them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+EPS = tl.constexpr(1e-6)  # of `l2_normalize`
+
+
+@triton.jit
+def load(x, rows, columns, stride, left, width: tl.constexpr):
+    """x [left, width] of some rows and columns, in float32, zeros outside."""
+    mask = ((rows >= 0) & (rows < left))[:, None] & (columns < width)[None, :]
+    return tl.load(x + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store(to, rows, columns, stride, left, width: tl.constexpr, x):
+    mask = (rows < left)[:, None] & (columns < width)[None, :]
+    tl.store(to + rows[:, None] * stride + columns[None, :], x.to(to.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def convolved(
+    x, taps, state, start, rows, columns, stride, left, D,
+    width: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
+):  # fmt: skip
+    """silu(Σ_s taps[W − 1 − s] · x_{t−s}), t from `start` on; before a sequence's first token lies its state."""
+    z = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+    inside = columns < width
+    for s in tl.static_range(W):
+        there = ((rows >= s - start) & (rows < left))[:, None] & inside[None, :]
+        found = tl.load(x + (rows - s)[:, None] * stride + columns[None, :], mask=there, other=0.0).to(tl.float32)
+        if HAS_STATE and s > 0:
+            kept = state + (start + rows - s + W - 1)[:, None] * D + columns[None, :]
+            earlier = ((rows < s - start) & (rows < left))[:, None] & inside[None, :]
+            found += tl.load(kept, mask=earlier, other=0.0).to(tl.float32)
+        z += found * tl.load(taps + (W - 1 - s) * D + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return z * tl.sigmoid(z)
+
+
+@triton.jit
+def unit(x):
+    return x * tl.rsqrt(tl.sum(x * x, 1) + EPS)[:, None]
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp x) = max(x, 0) + 2 artanh(y / (2 + y)) with y = exp(−|x|), by its series: a GPU's logarithm has few
+    digits near 1, and small decays are what a model remembers by."""
+    y = tl.exp(-tl.abs(x))
+    z = y / (2.0 + y)  # at most 1 / 3
+    s = z * z
+    series = 1.0 + s * (1 / 3 + s * (1 / 5 + s * (1 / 7 + s * (1 / 9 + s * (1 / 11 + s * (1 / 13))))))
+    return tl.maximum(x, 0.0) + 2.0 * z * series
+
+
+@triton.jit
+def operands_kernel(
+    qkv, taps, state, b, w, f, A_log, dt_bias, strength, direction,  # in
+    q, k, a, u, g,  # out
+    qkv_stride, b_stride, w_stride, f_stride, tokens, stretches,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
+    ERASE: tl.constexpr, WRITE: tl.constexpr, DECAY: tl.constexpr,  # 0: none, 1: one number, 2: one for each channel
+    CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    h, place = tl.program_id(0) % H, tl.program_id(0) // H
+    sequence, start = place // stretches, place % stretches * BT
+    first = sequence.to(tl.int64) * tokens + start  # of all tokens
+    left = tokens - start
+    rows, keys, values, one = tl.arange(0, BT), tl.arange(0, BK), tl.arange(0, BV), tl.arange(0, 1)
+    D: tl.constexpr = 2 * H * K + H * V
+    qkv += first * qkv_stride
+    state += sequence.to(tl.int64) * (W - 1) * D
+    own = (first * H + h) * K
+
+    at = (H + h) * K
+    k_ = convolved(qkv + at, taps + at, state + at, start, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
+    k_ = unit(k_)
+    store(k + own, rows, keys, H * K, left, K, k_)
+    at = h * K
+    q_ = convolved(qkv + at, taps + at, state + at, start, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
+    q_ = unit(q_)
+    store(q + own, rows, keys, H * K, left, K, q_)
+
+    if ERASE == 2:
+        b_ = tl.sigmoid(load(b + first * b_stride + h * K, rows, keys, b_stride, left, K))
+    else:
+        b_ = tl.sigmoid(load(b + first * b_stride + h, rows, one, b_stride, left, 1))
+    a_ = b_ * k_
+    if CORRECTED:
+        source = q_
+        if DIRECTED:
+            fixed = tl.load(direction + h * K + keys, mask=keys < K, other=0.0).to(tl.float32)
+            source = tl.broadcast_to(fixed[None, :], (BT, BK))
+        if GATE:
+            source = b_ * source
+        if PROJECT:
+            source -= k_ * tl.sum(k_ * source, 1)[:, None]
+        a_ += tl.load(strength + h).to(tl.float32) * source
+    store(a + own, rows, keys, H * K, left, K, a_)
+
+    at = 2 * H * K + h * V
+    u_ = convolved(qkv + at, taps + at, state + at, start, rows, values, qkv_stride, left, D, V, W, HAS_STATE)
+    if WRITE == 2:
+        u_ *= tl.sigmoid(load(w + first * w_stride + h * V, rows, values, w_stride, left, V))
+    elif WRITE == 1:
+        u_ *= tl.sigmoid(load(w + first * w_stride + h, rows, one, w_stride, left, 1))
+    else:
+        u_ *= b_
+    store(u + (first * H + h) * V, rows, values, H * V, left, V, u_)
+
+    if DECAY > 0:
+        rate = -tl.exp(tl.load(A_log + h).to(tl.float32))
+        if DECAY == 2:
+            f_ = load(f + first * f_stride + h * K, rows, keys, f_stride, left, K)
+            f_ += tl.load(dt_bias + h * K + keys, mask=keys < K, other=0.0).to(tl.float32)[None, :]
+            store(g + own, rows, keys, H * K, left, K, rate * softplus(f_))
+        else:
+            f_ = load(f + first * f_stride + h, rows, one, f_stride, left, 1) + tl.load(dt_bias + h).to(tl.float32)
+            store(g + first * H + h, rows, one, H, left, 1, rate * softplus(f_))

@@ -1,0 +1,91 @@
+"""The kernel gives what the layer's torch functions give, for every rule that a row says."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from qed.layers import Mixer, prologue
+from qed.model.config import QEDConfig
+from qed.model.initialization import initialize
+from qed.rules import RULES
+from qed.testing import relative_error
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SAID = [name for name, row in RULES.items() if row.function is None]
+ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+
+
+def layer(rule: str, head_dim: int = 16, value_head_dim: int = 16, conv_size: int = 4) -> Mixer:
+    torch.manual_seed(0)
+    sizes = {"num_heads": 2, "head_dim": head_dim, "value_head_dim": value_head_dim, "conv_size": conv_size}
+    made = Mixer(hidden_size=24, rule=rule, **sizes)
+    for module in made.modules():
+        initialize(module, QEDConfig.tiny(theta_init=1.0, initializer_range=0.5))
+    return made.to(DEVICE)
+
+
+def errors(mixer: Mixer, tokens: tuple[int, int], dtype: torch.dtype, with_state: bool) -> dict[str, float]:
+    """Relative, of every operand, against the layer's functions in float64 of the same rounded inputs."""
+    torch.manual_seed(1)
+    mixer = mixer.to(dtype)
+    with torch.no_grad():
+        inputs = mixer._inputs(2 * torch.randn(*tokens, 24, dtype=dtype, device=DEVICE))
+        qkv, (gates, _) = inputs["qkv"], mixer._gates(inputs)
+        state = torch.randn_like(qkv[:, :1].expand(-1, mixer.conv.weight.shape[1] - 1, -1)) if with_state else None
+        found = prologue.operands(mixer, qkv, state, gates)
+
+        def wide(x: Any) -> Any:
+            return None if x is None else x.double()
+
+        mixer = mixer.double()
+        convolved, _ = mixer.conv(qkv.double(), wide(state))
+        truth = mixer._from_convolved(convolved, type(gates)(*map(wide, gates)))
+    for x, y in zip(found, truth, strict=True):
+        assert (x is None) == (y is None)
+        assert x is None or (x.shape == y.shape and x.dtype == (torch.float32 if x is found.g else dtype))
+    return {name: relative_error(x, y) for name, x, y in zip(found._fields, found, truth, strict=True) if x is not None}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("rule", SAID)
+def test_every_rule(rule: str, dtype: torch.dtype) -> None:
+    found = errors(layer(rule), (2, 37), dtype, with_state=False)
+    assert found.pop("g", 0.0) < ROUNDING[torch.float32]
+    assert all(x < ROUNDING[dtype] for x in found.values()), found
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("tokens", [(1, 1), (2, 2), (3, 16), (1, 33)])
+@pytest.mark.parametrize("rule", ["gdn", "qed"])
+def test_any_length_from_any_state(rule: str, tokens: tuple[int, int], with_state: bool) -> None:
+    found = errors(layer(rule), tokens, torch.float32, with_state)
+    assert all(x < ROUNDING[torch.float32] for x in found.values()), found
+
+
+@pytest.mark.parametrize("sizes", [(1, 3, 4), (20, 12, 2), (130, 40, 3), (8, 136, 1)])
+@pytest.mark.parametrize("rule", ["kda", "qed"])
+def test_any_width(rule: str, sizes: tuple[int, int, int]) -> None:
+    found = errors(layer(rule, *sizes), (2, 9), torch.float32, with_state=True)
+    assert all(x < ROUNDING[torch.float32] for x in found.values()), found
+
+
+def test_decays_of_any_size() -> None:
+    """Where the step is tiny, and where it is huge."""
+    mixer = layer("kda")
+    with torch.no_grad():
+        mixer.dt_bias.copy_(torch.linspace(-60, 60, mixer.dt_bias.numel()))
+        inputs = mixer._inputs(torch.randn(1, 5, 24, device=DEVICE))
+        gates = mixer._gates(inputs)[0]
+        g = prologue.operands(mixer, inputs["qkv"], None, gates).g
+        x = mixer._heads((gates.f + mixer.dt_bias).double())
+        truth = -mixer.A_log.double().exp()[:, None] * torch.nn.functional.softplus(x, threshold=1000)
+    assert ((g - truth) / truth).abs().max() < (1e-6 if DEVICE == "cpu" else 1e-5)
+
+
+def test_rules_with_a_function_of_their_own_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prologue, "pays", lambda x: True)
+    x = torch.zeros(1, 1, 1)
+    assert {name for name in RULES if prologue.runs(layer(name), x)} == set(SAID)
+    assert not prologue.runs(layer("qed"), x.double())
