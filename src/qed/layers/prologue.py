@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .mixer import Gates, Mixer
 
 WIDEST = 256  # channels of a head
+STRETCH, WARPS = 16, 8  # tokens and warps of a program
 WIDTHS = {"none": 0, "head": 1, "channel": 2}
 
 
@@ -47,8 +48,7 @@ def operands(mixer: Mixer, qkv: Tensor, state: Tensor | None, gates: Gates) -> O
     qkv, b, w, f = _rows(qkv), *(None if x is None else _rows(x) for x in (gates.b, gates.w, gates.f))
     taps = mixer.conv.weight.to(qkv.dtype).t().contiguous()  # channels side by side, as they are in qkv
     before = taps if state is None else state.to(qkv.dtype).contiguous()
-    stretch = 16 if max(K, V) <= 128 else 8
-    stretches = triton.cdiv(tokens, stretch)
+    stretches = triton.cdiv(tokens, STRETCH)
     if batch * tokens:
         operands_kernel[(batch * stretches * H,)](
             *(qkv, taps, before, b, w, f),
@@ -61,7 +61,7 @@ def operands(mixer: Mixer, qkv: Tensor, state: Tensor | None, gates: Gates) -> O
             **{"ERASE": WIDTHS[row.erase], "WRITE": WIDTHS[row.write], "DECAY": WIDTHS[row.decay]},
             **{"CORRECTED": row.strength, "DIRECTED": row.direction == "head"},
             **{"GATE": row.gate, "PROJECT": row.project},
-            **{"BT": stretch, "BK": triton.next_power_of_2(K), "BV": triton.next_power_of_2(V), "num_warps": 4},
+            **{"BT": STRETCH, "BK": triton.next_power_of_2(K), "BV": triton.next_power_of_2(V), "num_warps": WARPS},
         )
     return Operands(q, k, a, u, g)
 

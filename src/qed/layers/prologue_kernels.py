@@ -40,7 +40,7 @@ def convolved(
             earlier = ((rows < s - start) & (rows < left))[:, None] & inside[None, :]
             found += tl.load(kept, mask=earlier, other=0.0).to(tl.float32)
         z += found * tl.load(taps + (W - 1 - s) * D + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-    return z * tl.sigmoid(z)
+    return z / (1.0 + tl.exp(-z))
 
 
 @triton.jit
