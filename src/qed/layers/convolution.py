@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..ops.forms import TRITON_INSTALLED
 from .convolution_operator import WIDEST, convolution_operator
 from .sequences import DENSE, Sequences
 
@@ -41,7 +42,8 @@ def short_convolution(
 
 
 def _kernels_can_run(x: Tensor, weight: Tensor, state: Tensor | None) -> bool:
-    if not x.is_cuda or x.shape[1] == 1 or x.dtype == torch.float64 or not 1 < weight.shape[1] <= WIDEST:
+    fit = x.shape[1] > 1 and x.dtype != torch.float64 and 1 < weight.shape[1] <= WIDEST
+    if not (TRITON_INSTALLED and x.is_cuda and fit):
         return False
     return state is None or not (state.requires_grad and torch.is_grad_enabled())
 

@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..ops.forms import TRITON_INSTALLED
+
 Piece = TypeVar("Piece", bound=Callable[..., Any])
 
 
 def pays(x: Tensor) -> bool:
-    return x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return TRITON_INSTALLED and x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def fused(piece: Piece) -> Piece:

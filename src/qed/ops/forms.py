@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 # Once, since a compiler cannot trace this; Triton is found, not imported. Its interpreter runs kernels on the CPU.
-_TRITON_INSTALLED = find_spec("triton") is not None
+TRITON_INSTALLED = find_spec("triton") is not None
 _TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 TRITON_WIDEST = 256
 
@@ -29,7 +29,7 @@ class Choice:
 
 
 def _triton_obstacle(q: Tensor, u: Tensor, named: bool) -> str | None:
-    if not _TRITON_INSTALLED:
+    if not TRITON_INSTALLED:
         return "the package triton is not installed"
     if q.device.type != "cuda" and not (named and _TRITON_INTERPRETS):
         return f"it needs CUDA tensors, and q is on {q.device}"
