@@ -182,9 +182,9 @@ class Mixer(nn.Module):
         self, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates
     ) -> tuple[Operands, Tensor]:
         """What the op takes, and where the convolution leaves off."""
-        if sequences.cu_seqlens is None and prologue.runs(self, qkv):
+        if prologue.runs(self, qkv):
             after = last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
-            return prologue.operands(self, qkv, state, gates), after
+            return prologue.operands(self, qkv, state, sequences, gates), after
         qkv, state = self.conv(qkv, state, sequences)
         return self._from_convolved(qkv, gates), state
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..rules import Operands
 from .fused import pays
+from .sequences import Sequences
 
 if TYPE_CHECKING:
     from .mixer import Gates, Mixer
@@ -33,8 +34,8 @@ def runs(mixer: Mixer, x: Tensor) -> bool:
     return said_by_columns and one_gate_fits and widest <= WIDEST and x.dtype != torch.float64 and pays(x)
 
 
-def operands(mixer: Mixer, qkv: Tensor, state: Tensor | None, gates: Gates) -> Operands:
-    """qkv [B, T, 2·H·K + H·V] before the convolution, its state [B, W − 1, ·], and gates → operands [B, T, H, ·]."""
+def operands(mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates) -> Operands:
+    """qkv [B, T, 2·H·K + H·V] before the convolution, its state [N, W − 1, ·], and gates → operands [B, T, H, ·]."""
     import triton
 
     from .prologue_kernels import operands_kernel
@@ -48,16 +49,25 @@ def operands(mixer: Mixer, qkv: Tensor, state: Tensor | None, gates: Gates) -> O
     qkv, b, w, f = _rows(qkv), *(None if x is None else _rows(x) for x in (gates.b, gates.w, gates.f))
     taps = mixer.conv.weight.to(qkv.dtype).t().contiguous()  # channels side by side, as they are in qkv
     before = taps if state is None else state.to(qkv.dtype).contiguous()
-    stretches = triton.cdiv(tokens, STRETCH)
+    places = owners = None
+    if sequences.cu_seqlens is not None:
+        places, owners = sequences.positions(qkv)[0].to(torch.int32), sequences.owners(qkv).to(torch.int32)
     if batch * tokens:
-        operands_kernel[(batch * stretches * H,)](
-            *(qkv, taps, before, b, w, f),
+        operands_kernel[(triton.cdiv(batch * tokens, STRETCH) * H,)](
+            *(qkv, taps, before, places, owners, b, w, f),
             *(mixer.A_log, mixer.dt_bias) if g is not None else (None, None),
             *(gates.strength, mixer.random_direction if row.direction == "head" else None),
             *(q, k, a, u, g),
             *(0 if x is None else x.stride(1) for x in (qkv, b, w, f)),
-            *(tokens, stretches),
-            **{"H": H, "K": K, "V": V, "W": taps.shape[0], "HAS_STATE": state is not None},
+            *(batch * tokens, tokens),
+            **{
+                "PACKED": places is not None,
+                "H": H,
+                "K": K,
+                "V": V,
+                "W": taps.shape[0],
+                "HAS_STATE": state is not None,
+            },
             **{"ERASE": WIDTHS[row.erase], "WRITE": WIDTHS[row.write], "DECAY": WIDTHS[row.decay]},
             **{"CORRECTED": row.strength, "DIRECTED": row.direction == "head"},
             **{"GATE": row.gate, "PROJECT": row.project},

@@ -1,4 +1,5 @@
-"""`prologue.py` as a Triton kernel. A program has a stretch of a sequence's tokens and all channels of one head.
+"""`prologue.py` as a Triton kernel. Tokens lie flat, whatever sequences they belong to; a program has a stretch of them
+and all channels of one head.
 
 A token's earlier neighbours are read again for every tap, from the first-level cache: the stretch has just read them.
 """
@@ -26,18 +27,18 @@ def store(to, rows, columns, stride, left, width: tl.constexpr, x):
 
 @triton.jit
 def convolved(
-    x, taps, state, start, rows, columns, stride, left, D,
+    x, taps, state, place, owner, rows, columns, stride, left, D,
     width: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
 ):  # fmt: skip
-    """silu(Σ_s taps[W − 1 − s] · x_{t−s}), t from `start` on; before a sequence's first token lies its state."""
+    """silu(Σ_s taps[W − 1 − s] · x_{t−s}); before a sequence's first token, place = 0, lies its state."""
     z = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
     inside = columns < width
     for s in tl.static_range(W):
-        there = ((rows >= s - start) & (rows < left))[:, None] & inside[None, :]
+        there = ((place >= s) & (rows < left))[:, None] & inside[None, :]
         found = tl.load(x + (rows - s)[:, None] * stride + columns[None, :], mask=there, other=0.0).to(tl.float32)
         if HAS_STATE and s > 0:
-            kept = state + (start + rows - s + W - 1)[:, None] * D + columns[None, :]
-            earlier = ((rows < s - start) & (rows < left))[:, None] & inside[None, :]
+            kept = state + (owner * (W - 1) + place - s + W - 1)[:, None] * D + columns[None, :]
+            earlier = ((place < s) & (rows < left))[:, None] & inside[None, :]
             found += tl.load(kept, mask=earlier, other=0.0).to(tl.float32)
         z += found * tl.load(taps + (W - 1 - s) * D + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
     return z / (1.0 + tl.exp(-z))
@@ -61,31 +62,36 @@ def softplus(x):
 
 @triton.jit
 def operands_kernel(
-    qkv, taps, state, b, w, f, A_log, dt_bias, strength, direction,  # in
+    qkv, taps, state, places, owners, b, w, f, A_log, dt_bias, strength, direction,  # in
     q, k, a, u, g,  # out
-    qkv_stride, b_stride, w_stride, f_stride, tokens, stretches,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
+    qkv_stride, b_stride, w_stride, f_stride, all_tokens, tokens,
+    PACKED: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
     ERASE: tl.constexpr, WRITE: tl.constexpr, DECAY: tl.constexpr,  # 0: none, 1: one number, 2: one for each channel
     CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    h, place = tl.program_id(0) % H, tl.program_id(0) // H
-    sequence, start = place // stretches, place % stretches * BT
-    first = sequence.to(tl.int64) * tokens + start  # of all tokens
-    left = tokens - start
+    h, start = tl.program_id(0) % H, tl.program_id(0) // H * BT
+    left = all_tokens - start
     rows, keys, values, one = tl.arange(0, BT), tl.arange(0, BK), tl.arange(0, BV), tl.arange(0, 1)
+    if PACKED:
+        place = tl.load(places + start + rows, mask=rows < left, other=0)
+        owner = tl.load(owners + start + rows, mask=rows < left, other=0).to(tl.int64)
+    else:
+        place, owner = (start + rows) % tokens, ((start + rows) // tokens).to(tl.int64)
     D: tl.constexpr = 2 * H * K + H * V
+    first = start.to(tl.int64)
     qkv += first * qkv_stride
-    state += sequence.to(tl.int64) * (W - 1) * D
     own = (first * H + h) * K
 
     at = (H + h) * K
-    k_ = convolved(qkv + at, taps + at, state + at, start, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
-    k_ = unit(k_)
+    k_ = unit(
+        convolved(qkv + at, taps + at, state + at, place, owner, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
+    )
     store(k + own, rows, keys, H * K, left, K, k_)
     at = h * K
-    q_ = convolved(qkv + at, taps + at, state + at, start, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
-    q_ = unit(q_)
+    q_ = unit(
+        convolved(qkv + at, taps + at, state + at, place, owner, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
+    )
     store(q + own, rows, keys, H * K, left, K, q_)
 
     if ERASE == 2:
@@ -106,7 +112,7 @@ def operands_kernel(
     store(a + own, rows, keys, H * K, left, K, a_)
 
     at = 2 * H * K + h * V
-    u_ = convolved(qkv + at, taps + at, state + at, start, rows, values, qkv_stride, left, D, V, W, HAS_STATE)
+    u_ = convolved(qkv + at, taps + at, state + at, place, owner, rows, values, qkv_stride, left, D, V, W, HAS_STATE)
     if WRITE == 2:
         u_ *= tl.sigmoid(load(w + first * w_stride + h * V, rows, values, w_stride, left, V))
     elif WRITE == 1:
