@@ -1,10 +1,13 @@
 """What inference on a GPU does its own way gives what it gives as written, layer after layer, at any shape."""
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
 
 from qed import QEDConfig, QEDForCausalLM
-from qed.layers import fused, linear, prologue
+from qed.layers import fused, linear, mlp, norm, prologue, row_kernels
 from qed.testing import relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -14,30 +17,27 @@ LENGTHS = (75, 40, 33)
 
 
 @pytest.mark.parametrize("rule", ["qed", "gdn", "eda"])
-def test_compiled_pieces_are_the_pieces(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inference_is_what_is_written(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = QEDForCausalLM(QEDConfig.tiny(rule=rule, initializer_range=0.2)).eval().to(DEVICE)
-    ids, asked = torch.randint(0, 256, (2, 75), device=DEVICE), []
+    ids, used = torch.randint(0, 256, (2, 75), device=DEVICE), Counter()
     packed = {"cu_seqlens": torch.tensor([0, 30, 31, 75], device=DEVICE)}
 
-    def everywhere(x: torch.Tensor) -> bool:
-        if torch.compiler.is_compiling():
-            return False
-        asked.append(x.shape)
-        return True
+    def ways(own: bool) -> None:
+        for module in (fused, linear, mlp, norm, prologue):
+            monkeypatch.setattr(module, "pays", lambda x: own and not torch.compiler.is_compiling())
 
-    def plain(x: torch.Tensor) -> bool:
-        return False
+    def counted(module: Any, name: str) -> None:
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *x: (used.update([name]), function(*x))[1])
 
     with torch.no_grad():
-        monkeypatch.setattr(fused, "pays", plain)
-        monkeypatch.setattr(prologue, "pays", plain)
+        ways(own=False)
         truth = [model(ids[:, :n]).logits for n in LENGTHS]
         truth_packed = model(ids[:1], **packed).logits
         model.set_strength_scale(0.5)
         halved = model(ids).logits
-        monkeypatch.setattr(fused, "pays", everywhere)
-        monkeypatch.setattr(prologue, "pays", everywhere)
+        ways(own=True)
         assert relative_error(model(ids).logits, halved) < CLOSE
         model.set_strength_scale(1.0)
         for n, expected in zip(LENGTHS, truth, strict=True):
@@ -45,11 +45,13 @@ def test_compiled_pieces_are_the_pieces(rule: str, monkeypatch: pytest.MonkeyPat
         assert relative_error(model(ids[:1], **packed).logits, truth_packed) < CLOSE
         first = model(ids[:, :20], use_cache=True)
         rest = model(ids[:, 20:74], past_key_values=first.past_key_values, use_cache=True)
+        for module, name in ((row_kernels, "rms_norm"), (row_kernels, "silu_product"), (prologue, "operands")):
+            counted(module, name)
         last = model(ids[:, 74:], past_key_values=rest.past_key_values)
         parts = torch.cat([first.logits, rest.logits, last.logits], 1)
         assert relative_error(parts, truth[0]) < CLOSE
-    pieces = 3 * model.config.num_hidden_layers  # operands, gated norm and SwiGLU's product
-    assert len(asked) == pieces * (1 + len(LENGTHS) + 1 + 3)
+    n = model.config.num_hidden_layers
+    assert used == {"rms_norm": 3 * n + 1, "silu_product": n} | ({} if rule == "eda" else {"operands": n})
     if rule == "qed":
         assert relative_error(halved, truth[0]) > 1e-4
 

@@ -1,8 +1,9 @@
-"""What lies between products of matrices, as one program.
+"""Inference on a GPU: where no gradient is recorded, layers have ways of their own.
 
-In plain torch every operation reads and writes whole tensors, and a prefill spends more time on those than on products.
-Compiled, a piece reads its inputs and writes its outputs once. That is done on a GPU where no gradient is recorded: in
-training torch has to see what it saves, and in a compiled model pieces are parts of larger programs.
+In plain torch every operation reads and writes whole tensors, and a prefill spends more time on those than on products
+of matrices. So what lies between products is done by kernels that read and write once (`prologue.py`,
+`row_kernels.py`), and what a rule's own function does by a program that torch compiles from it. In training torch has
+to see what it saves, and in a compiled model all this is part of larger programs.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ Piece = TypeVar("Piece", bound=Callable[..., Any])
 
 
 def pays(x: Tensor) -> bool:
-    return TRITON_INSTALLED and x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dtype == torch.float64
+    return TRITON_INSTALLED and x.is_cuda and not plain
 
 
 def fused(piece: Piece) -> Piece:
-    """A method of a layer and a tensor."""
+    """A method of a mixer and a tensor, compiled where that pays."""
 
     @cache
-    def compiled(rule: str | None) -> Callable[..., Any]:
-        """Each rule's own: of one function torch keeps eight programs, and a rule needs a few, by shapes and states."""
+    def compiled(rule: str) -> Callable[..., Any]:
+        """Each rule's own: of one function torch keeps eight programs, and a rule needs a few, by shapes."""
         own = FunctionType(piece.__code__.replace(), piece.__globals__, piece.__name__, None, piece.__closure__)
         return torch.compile(own)
 
     @wraps(piece)
     def call(layer: Any, x: Tensor, *more: Any) -> Any:
-        return (compiled(getattr(layer, "rule", None)) if pays(x) else piece)(layer, x, *more)
+        return (compiled(layer.rule) if pays(x) else piece)(layer, x, *more)
 
     return call  # type: ignore[return-value]

@@ -31,7 +31,7 @@ def runs(mixer: Mixer, x: Tensor) -> bool:
     row, widest = mixer.row, max(mixer.head_dim, mixer.value_head_dim)
     said_by_columns = row.function is None and row.direction != "token"
     one_gate_fits = row.write != "none" or row.erase == "head"
-    return said_by_columns and one_gate_fits and widest <= WIDEST and x.dtype != torch.float64 and pays(x)
+    return said_by_columns and one_gate_fits and widest <= WIDEST and pays(x)
 
 
 def operands(mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates) -> Operands:
