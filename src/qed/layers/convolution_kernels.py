@@ -158,7 +158,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _settings(x: Tensor, weight: Tensor, state: Tensor | None) -> tuple[tuple[int, int], dict[str, Any]]:
     tokens, D = x.shape
-    grid = (triton.cdiv(tokens, BLOCK_TOKENS), triton.cdiv(D, BLOCK_CHANNELS))
+    grid = (-(-tokens // BLOCK_TOKENS), -(-D // BLOCK_CHANNELS))
     constants = {"D": D, "W": weight.shape[1], "HAS_STATE": state is not None}
     return grid, constants | FUSED | {"BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS, "num_warps": 1}
 

@@ -36,8 +36,6 @@ def runs(mixer: Mixer, x: Tensor) -> bool:
 
 def operands(mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates) -> Operands:
     """qkv [B, T, 2·H·K + H·V] before the convolution, its state [N, W − 1, ·], and gates → operands [B, T, H, ·]."""
-    import triton
-
     from .prologue_kernels import operands_kernel
 
     row, (batch, tokens) = mixer.row, qkv.shape[:2]
@@ -53,25 +51,20 @@ def operands(mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequenc
     if sequences.cu_seqlens is not None:
         places, owners = sequences.positions(qkv)[0].to(torch.int32), sequences.owners(qkv).to(torch.int32)
     if batch * tokens:
-        operands_kernel[(triton.cdiv(batch * tokens, STRETCH) * H,)](
+        operands_kernel[(-(-batch * tokens // STRETCH) * H,)](
             *(qkv, taps, before, places, owners, b, w, f),
             *(mixer.A_log, mixer.dt_bias) if g is not None else (None, None),
             *(gates.strength, mixer.random_direction if row.direction == "head" else None),
             *(q, k, a, u, g),
             *(0 if x is None else x.stride(1) for x in (qkv, b, w, f)),
             *(batch * tokens, tokens),
-            **{
-                "PACKED": places is not None,
-                "H": H,
-                "K": K,
-                "V": V,
-                "W": taps.shape[0],
-                "HAS_STATE": state is not None,
-            },
+            PACKED=places is not None,
+            HAS_STATE=state is not None,
+            **{"H": H, "K": K, "V": V, "W": taps.shape[0]},
             **{"ERASE": WIDTHS[row.erase], "WRITE": WIDTHS[row.write], "DECAY": WIDTHS[row.decay]},
             **{"CORRECTED": row.strength, "DIRECTED": row.direction == "head"},
             **{"GATE": row.gate, "PROJECT": row.project},
-            **{"BT": STRETCH, "BK": triton.next_power_of_2(K), "BV": triton.next_power_of_2(V), "num_warps": WARPS},
+            **{"BT": STRETCH, "BK": 1 << (K - 1).bit_length(), "BV": 1 << (V - 1).bit_length(), "num_warps": WARPS},
         )
     return Operands(q, k, a, u, g)
 

@@ -48,10 +48,10 @@ def rms_norm(
     width = x.shape[-1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     flat, given = _matrix(x), None if gate is None else _matrix(gate)
-    BD = triton.next_power_of_2(width)
+    BD = 1 << (width - 1).bit_length()
     BR = max(1, TILE // BD)
     if y.numel():
-        norm_kernel[(triton.cdiv(flat.shape[0], BR),)](
+        norm_kernel[(-(-flat.shape[0] // BR),)](
             *(flat, given, weight, y, flat.stride(0), 0 if given is None else given.stride(0), flat.shape[0]),
             **{"WIDTH": width, "EPS": eps, "ACTIVATION": ACTIVATIONS[activation], "BR": BR, "BD": BD, "num_warps": 4},
         )
@@ -62,10 +62,10 @@ def silu_product(both: Tensor) -> Tensor:
     """silu(gate) ⊙ up of [..., gate and up side by side]."""
     flat, width = _matrix(both), both.shape[-1] // 2
     y = torch.empty(*both.shape[:-1], width, dtype=both.dtype, device=both.device)
-    BD = min(512, triton.next_power_of_2(width))
+    BD = min(512, 1 << (width - 1).bit_length())
     BR = TILE // BD
     if y.numel():
-        grid = (triton.cdiv(flat.shape[0], BR), triton.cdiv(width, BD))
+        grid = (-(-flat.shape[0] // BR), -(-width // BD))
         product_kernel[grid](flat, y, flat.stride(0), flat.shape[0], WIDTH=width, BR=BR, BD=BD, num_warps=4)
     return y
 
