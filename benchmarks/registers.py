@@ -23,14 +23,20 @@ from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from qed.layers import Mixer, convolution_kernels, prologue, prologue_kernels, row_kernels
+from qed.layers.sequences import DENSE, Sequences
 from qed.ops.launching import FUSED
 from qed.ops.triton import launch
 from qed.ops.triton.tuning import SHARED
+from qed.rules import RULES
 
-KERNELS = (
-    *("chunk_terms", "chunk_states", "segment_starts", "state_gradients", "pair_gradients", "chunk_gradients"),
-    "decode_step",
-)
+KERNELS: dict[str, Any] = {  # and where they are launched from
+    **dict.fromkeys(("chunk_terms", "chunk_states", "segment_starts", "state_gradients", "pair_gradients"), launch),
+    **dict.fromkeys(("chunk_gradients", "decode_step"), launch),
+    **dict.fromkeys(("forward_kernel", "backward_kernel"), convolution_kernels),
+    "operands_kernel": prologue_kernels,
+    **dict.fromkeys(("norm_kernel", "product_kernel"), row_kernels),
+}
 TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -57,7 +63,7 @@ class Recorder:
 
     def compile(self, launched: dict[str, Any], arch: int) -> Any:
         given = dict(launched)
-        launch_options = {name: given.pop(name) for name in ("num_warps", "num_stages", *FUSED)}
+        launch_options = {name: given.pop(name) for name in ("num_warps", "num_stages", *FUSED) if name in given}
         signature, constants, attributes = {}, {}, {}
         for i, name in enumerate(self.kernel.arg_names):
             x = given[name]
@@ -77,18 +83,37 @@ class Recorder:
 
 def record(dtype: torch.dtype, width: int) -> dict[str, Recorder]:
     """The different launches of every kernel at heads of `width`: for many short sequences, and for one long."""
-    found = {name: Recorder(getattr(launch, name)) for name in KERNELS}
+    found = {name: Recorder(getattr(module, name)) for name, module in KERNELS.items()}
     for name, recorder in found.items():
-        setattr(launch, name, recorder)
+        setattr(KERNELS[name], name, recorder)
     for batch, tokens in ((32, 64), (1, 1024)):
         q, k, a, u, do = (torch.empty(batch, tokens, 6, width, dtype=dtype) for _ in range(5))
         g, state = torch.empty(batch, tokens, 6, width), torch.empty(batch, 6, width, width)
         _, _, saved = launch.forward(q, k, a, u, g, state, None, 0.5, True)
         launch.backward(do, state, q, k, a, u, g, None, 0.5, saved)
     launch.step(q[:, 0], k[:, 0], a[:, 0], u[:, 0], g[:, 0], state, 0.5, state)
+    record_layers(dtype, width)
     for name, recorder in found.items():
-        setattr(launch, name, recorder.kernel)
+        setattr(KERNELS[name], name, recorder.kernel)
     return found
+
+
+def record_layers(dtype: torch.dtype, width: int) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_heads": 2, "head_dim": width, "value_head_dim": width}
+    for rule in (name for name, row in RULES.items() if row.function is None):
+        mixer = Mixer(**sizes, rule=rule).to(dtype)
+        inputs = mixer._inputs(torch.empty(1, 64, 64, dtype=dtype))
+        qkv, gates = inputs["qkv"], mixer._gates(inputs)[0]
+        state = qkv[:, :3].contiguous()
+        for before, sequences in ((None, DENSE), (state, DENSE), (state, Sequences(cu_seqlens=torch.tensor([0, 64])))):
+            prologue.operands(mixer, qkv, before, sequences, gates)
+    place = torch.empty(64, dtype=torch.int32)
+    convolution_kernels.forward(qkv[0], mixer.conv.weight, state, place, place)
+    convolution_kernels.backward(qkv[0], qkv[0], mixer.conv.weight, state, place, place)
+    x, weight = torch.empty(64, width, dtype=dtype), torch.empty(width, dtype=dtype)
+    for gate, activation in ((None, None), (x, "silu"), (x, "sigmoid")):
+        row_kernels.rms_norm(x, weight, 1e-5, gate, activation)
+    row_kernels.silu_product(x)
 
 
 def usage(cubin: bytes) -> dict[str, int]:

@@ -43,6 +43,8 @@ def test_kernels_compile_for_hopper_without_a_gpu(width: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for kernel in ("chunk_terms, cut", "chunk_states", "state_gradients", "pair_gradients", "chunk_gradients, cut"):
         assert kernel in done.stdout
+    for kernel in ("forward_kernel", "backward_kernel", "operands_kernel", "norm_kernel", "product_kernel"):
+        assert kernel in done.stdout
 
 
 OVERRIDDEN = "from qed.ops.triton.tuning import config; print(config('chunk_terms', 2, 128, 128).BK)"
