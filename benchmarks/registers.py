@@ -106,7 +106,7 @@ def record_layers(dtype: torch.dtype, width: int) -> None:
         qkv, gates = inputs["qkv"], mixer._gates(inputs)[0]
         state = qkv[:, :3].contiguous()
         for before, sequences in ((None, DENSE), (state, DENSE), (state, Sequences(cu_seqlens=torch.tensor([0, 64])))):
-            prologue.operands(mixer, qkv, before, sequences, gates)
+            prologue.operands(qkv, mixer, before, sequences, gates)
     place = torch.empty(64, dtype=torch.int32)
     convolution_kernels.forward(qkv[0], mixer.conv.weight, state, place, place)
     convolution_kernels.backward(qkv[0], qkv[0], mixer.conv.weight, state, place, place)

@@ -38,7 +38,7 @@ def errors(mixer: Mixer, tokens: tuple[int, int], dtype: torch.dtype, with_state
         inputs = mixer._inputs(2 * torch.randn(*tokens, 24, dtype=dtype, device=DEVICE))
         qkv, (gates, _) = inputs["qkv"], mixer._gates(inputs)
         state = torch.randn_like(qkv[:, :1].expand(-1, mixer.conv.weight.shape[1] - 1, -1)) if with_state else None
-        found = prologue.operands(mixer, qkv, state, DENSE, gates)
+        found = prologue.operands(qkv, mixer, state, DENSE, gates)
 
         def wide(x: Any) -> Any:
             return None if x is None else x.double()
@@ -83,11 +83,11 @@ def test_packed_is_separate(with_state: bool) -> None:
         qkv, gates = inputs["qkv"], mixer._gates(inputs)[0]
         state = torch.randn(4, 3, qkv.shape[-1], device=DEVICE) if with_state else None
         packed = Sequences(cu_seqlens=torch.tensor(ends, device=DEVICE))
-        found = prologue.operands(mixer, qkv, state, packed, gates)
+        found = prologue.operands(qkv, mixer, state, packed, gates)
         for n, (start, end) in enumerate(pairwise(ends)):
             part = type(gates)(*(x if x is None or x.dim() == 1 else x[:, start:end] for x in gates))
             own = None if state is None else state[n : n + 1]
-            alone = prologue.operands(mixer, qkv[:, start:end], own, DENSE, part)
+            alone = prologue.operands(qkv[:, start:end], mixer, own, DENSE, part)
             assert all(torch.equal(x[:, start:end], y) for x, y in zip(found, alone, strict=True))
 
 
@@ -98,7 +98,7 @@ def test_decays_of_any_size() -> None:
         mixer.dt_bias.copy_(torch.linspace(-60, 60, mixer.dt_bias.numel()))
         inputs = mixer._inputs(torch.randn(1, 5, 24, device=DEVICE))
         gates = mixer._gates(inputs)[0]
-        g = prologue.operands(mixer, inputs["qkv"], None, DENSE, gates).g
+        g = prologue.operands(inputs["qkv"], mixer, None, DENSE, gates).g
         x = mixer._heads((gates.f + mixer.dt_bias).double())
         truth = -mixer.A_log.double().exp()[:, None] * torch.nn.functional.softplus(x, threshold=1000)
     assert ((g - truth) / truth).abs().max() < (1e-6 if DEVICE == "cpu" else 1e-5)

@@ -184,7 +184,7 @@ class Mixer(nn.Module):
         """What the op takes, and where the convolution leaves off."""
         if prologue.runs(self, qkv):
             after = last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
-            return prologue.operands(self, qkv, state, sequences, gates), after
+            return prologue.operands(qkv, self, state, sequences, gates), after
         qkv, state = self.conv(qkv, state, sequences)
         return self._from_convolved(qkv, gates), state
 

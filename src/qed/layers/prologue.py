@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..ops.devices import on_its_device
 from ..rules import Operands
 from .fused import pays
 from .sequences import Sequences
@@ -34,7 +35,8 @@ def runs(mixer: Mixer, x: Tensor) -> bool:
     return said_by_columns and one_gate_fits and widest <= WIDEST and pays(x)
 
 
-def operands(mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates) -> Operands:
+@on_its_device
+def operands(qkv: Tensor, mixer: Mixer, state: Tensor | None, sequences: Sequences, gates: Gates) -> Operands:
     """qkv [B, T, 2·H·K + H·V] before the convolution, its state [N, W − 1, ·], and gates → operands [B, T, H, ·]."""
     from .prologue_kernels import operands_kernel
 

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..ops.devices import on_its_device
+
 TILE = 4096  # numbers of a program, 32 of each thread
 ACTIVATIONS = {None: 0, "silu": 1, "sigmoid": 2}
 
@@ -41,6 +43,7 @@ def product_kernel(both, y, stride, rows, WIDTH: tl.constexpr, BR: tl.constexpr,
     tl.store(y + first * WIDTH + r * WIDTH + d, product.to(y.dtype.element_ty), mask=inside)
 
 
+@on_its_device
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
@@ -58,6 +61,7 @@ def rms_norm(
     return y
 
 
+@on_its_device
 def silu_product(both: Tensor) -> Tensor:
     """silu(gate) ⊙ up of [..., gate and up side by side]."""
     flat, width = _matrix(both), both.shape[-1] // 2
