@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..ops.devices import on_its_device
+from ..ops.launching import FUSED, on_its_device
 from ..rules import Operands
 from .fused import pays
 from .sequences import Sequences
@@ -66,7 +66,9 @@ def operands(qkv: Tensor, mixer: Mixer, state: Tensor | None, sequences: Sequenc
             **{"ERASE": WIDTHS[row.erase], "WRITE": WIDTHS[row.write], "DECAY": WIDTHS[row.decay]},
             **{"CORRECTED": row.strength, "DIRECTED": row.direction == "head"},
             **{"GATE": row.gate, "PROJECT": row.project},
-            **{"BT": STRETCH, "BK": 1 << (K - 1).bit_length(), "BV": 1 << (V - 1).bit_length(), "num_warps": WARPS},
+            **{"BT": STRETCH, "BK": 1 << (K - 1).bit_length(), "BV": 1 << (V - 1).bit_length()},
+            **FUSED,
+            num_warps=WARPS,
         )
     return Operands(q, k, a, u, g)
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.devices import on_its_device
+from ..ops.launching import FUSED, on_its_device
 
 TILE = 4096  # numbers of a program, 32 of each thread
 ACTIVATIONS = {None: 0, "silu": 1, "sigmoid": 2}
@@ -56,7 +56,9 @@ def rms_norm(
     if y.numel():
         norm_kernel[(-(-flat.shape[0] // BR),)](
             *(flat, given, weight, y, flat.stride(0), 0 if given is None else given.stride(0), flat.shape[0]),
-            **{"WIDTH": width, "EPS": eps, "ACTIVATION": ACTIVATIONS[activation], "BR": BR, "BD": BD, "num_warps": 4},
+            **{"WIDTH": width, "EPS": eps, "ACTIVATION": ACTIVATIONS[activation], "BR": BR, "BD": BD},
+            **FUSED,
+            num_warps=4,
         )
     return y
 
@@ -70,7 +72,7 @@ def silu_product(both: Tensor) -> Tensor:
     BR = TILE // BD
     if y.numel():
         grid = (-(-flat.shape[0] // BR), -(-width // BD))
-        product_kernel[grid](flat, y, flat.stride(0), flat.shape[0], WIDTH=width, BR=BR, BD=BD, num_warps=4)
+        product_kernel[grid](flat, y, flat.stride(0), flat.shape[0], WIDTH=width, BR=BR, BD=BD, num_warps=4, **FUSED)
     return y
 
 
