@@ -44,14 +44,15 @@ def test_inference_is_what_is_written(rule: str, monkeypatch: pytest.MonkeyPatch
             assert relative_error(model(ids[:, :n]).logits, expected) < CLOSE
         assert relative_error(model(ids[:1], **packed).logits, truth_packed) < CLOSE
         first = model(ids[:, :20], use_cache=True)
-        rest = model(ids[:, 20:74], past_key_values=first.past_key_values, use_cache=True)
         for module, name in ((row_kernels, "rms_norm"), (row_kernels, "silu_product"), (prologue, "operands")):
             counted(module, name)
+        rest = model(ids[:, 20:74], past_key_values=first.past_key_values, use_cache=True)
+        of_a_stretch = Counter(used)  # one token on a GPU is a step, with kernels of its own
         last = model(ids[:, 74:], past_key_values=rest.past_key_values)
         parts = torch.cat([first.logits, rest.logits, last.logits], 1)
         assert relative_error(parts, truth[0]) < CLOSE
     n = model.config.num_hidden_layers
-    assert used == {"rms_norm": 3 * n + 1, "silu_product": n} | ({} if rule == "eda" else {"operands": n})
+    assert of_a_stretch == {"rms_norm": 3 * n + 1, "silu_product": n} | ({} if rule == "eda" else {"operands": n})
     if rule == "qed":
         assert relative_error(halved, truth[0]) > 1e-4
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .mixer import Gates, Mixer
 
 WIDEST = 256  # channels of a head
-STRETCH, WARPS = 16, 8  # tokens and warps of a program
+STRETCH, WARPS = 4, 2  # tokens and warps of a program
 WIDTHS = {"none": 0, "head": 1, "channel": 2}
 
 
