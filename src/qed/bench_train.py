@@ -156,6 +156,7 @@ def measure(
         makers["fla gdn2"] = lambda: fla_step(QEDConfig(**size), device)
     steps, rows = {}, {}
     for name, make in makers.items():
+        before = torch.cuda.memory_allocated() if device == "cuda" else 0
         step = steps[name] = make()
         step.rows = torch.randint(3, QEDConfig(**size).vocab_size, (batch, tokens + 1), device=device)
         start = time.perf_counter()
@@ -163,6 +164,12 @@ def measure(
         if device == "cuda":
             torch.cuda.synchronize()
         rows[name] = {"first_step_s": time.perf_counter() - start}
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            rows[name]["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+            torch.cuda.empty_cache()
+        report.add(candidates=rows)
     times = take_turns(device, steps, rounds, console)
     for name, row in rows.items():
         rate = batch * tokens / times[name]["median"] * 1e3
@@ -172,18 +179,8 @@ def measure(
     report.add(candidates=rows, qed_over_gdn2=times["qed"]["median"] / times["gdn2"]["median"])
     if device == "cuda":
         steps.clear()
-        for name, make in makers.items():
-            row = rows[name]
-            torch.cuda.empty_cache()
-            step = make()
-            step.rows = torch.randint(3, QEDConfig(**size).vocab_size, (batch, tokens + 1), device=device)
-            step()
-            torch.cuda.reset_peak_memory_stats()
-            step()
-            row["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-            del step
         torch.cuda.empty_cache()
-        report.add(candidates=rows, gpu_idle_in_training=idle_in_training(size, batch, tokens))
+        report.add(gpu_idle_in_training=idle_in_training(size, batch, tokens))
     table = Table("", "tokens/s", "step ms", "first step s", "peak GiB", title=f"{batch} × {tokens} tokens a step")
     for name, row in rows.items():
         peak = f"{row['peak_gib']:.1f}" if "peak_gib" in row else ""
