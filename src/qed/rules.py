@@ -109,10 +109,11 @@ class Rule:
 
     def _gated(self, x: Checked) -> Operands:
         """a = b⊙k, with a correction if there is one, and u = w⊙v or b⊙v (eqs. 1–6)."""
-        a = x.b * x.k
         if self.strength:
             source = x.q if x.direction is None else x.direction
             a = corrected_erase(x.k, x.b, x.strength, source, gate=self.gate, project=self.project)
+        else:
+            a = x.b * x.k
         return Operands(x.q, x.k, a, (x.b if x.w is None else x.w) * x.v, x.g)
 
     def attend(
