@@ -47,7 +47,8 @@ def operands(qkv: Tensor, mixer: Mixer, state: Tensor | None, sequences: Sequenc
     if row.decay != "none":
         g = qkv.new_empty(batch, tokens, H, K if row.decay == "channel" else 1, dtype=torch.float32)
     qkv, b, w, f = _rows(qkv), *(None if x is None else _rows(x) for x in (gates.b, gates.w, gates.f))
-    taps = mixer.conv.weight.to(qkv.dtype).t().contiguous()  # channels side by side, as they are in qkv
+    weight = mixer.conv.weight.to(qkv.dtype).t()
+    taps = torch.empty(weight.shape, device=qkv.device).copy_(weight)  # channels side by side, as they are in qkv
     before = taps if state is None else state.to(qkv.dtype).contiguous()
     places = owners = None
     if sequences.cu_seqlens is not None:

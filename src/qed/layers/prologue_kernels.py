@@ -2,12 +2,15 @@
 and all channels of one head.
 
 A token's earlier neighbours are read again for every tap, from the first-level cache: the stretch has just read them.
+What is the same for all tokens is read as a tile of equal rows, which is then laid out like theirs.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from .sigmoid import exp, sigmoid
 
 EPS = tl.constexpr(1e-6)  # of `l2_normalize`
 
@@ -40,8 +43,8 @@ def convolved(
             kept = state + (owner * (W - 1) + place - s + W - 1)[:, None] * D + columns[None, :]
             earlier = ((place < s) & (rows < left))[:, None] & inside[None, :]
             found += tl.load(kept, mask=earlier, other=0.0).to(tl.float32)
-        z += found * tl.load(taps + (W - 1 - s) * D + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-    return z / (1.0 + tl.exp(-z))
+        z += found * load(taps + (W - 1 - s) * D, rows, columns, 0, left, width)
+    return z * sigmoid(z)
 
 
 @triton.jit
@@ -53,8 +56,9 @@ def unit(x):
 def softplus(x):
     """log(1 + exp x) = max(x, 0) + 2 artanh(y / (2 + y)) with y = exp(−|x|), by its series: a GPU's logarithm has few
     digits near 1, and small decays are what a model remembers by."""
-    y = tl.exp(-tl.abs(x))
-    z = y / (2.0 + y)  # at most 1 / 3
+    y = exp(-tl.abs(x))
+    r = tl.rsqrt(2.0 + y)  # as in `sigmoid`
+    z = y * (r * r)  # at most 1 / 3
     s = z * z
     series = 1.0 + s * (1 / 3 + s * (1 / 5 + s * (1 / 7 + s * (1 / 9 + s * (1 / 11 + s * (1 / 13))))))
     return tl.maximum(x, 0.0) + 2.0 * z * series
@@ -95,9 +99,9 @@ def operands_kernel(
     store(q + own, rows, keys, H * K, left, K, q_)
 
     if ERASE == 2:
-        b_ = tl.sigmoid(load(b + first * b_stride + h * K, rows, keys, b_stride, left, K))
+        b_ = sigmoid(load(b + first * b_stride + h * K, rows, keys, b_stride, left, K))
     else:
-        b_ = tl.sigmoid(load(b + first * b_stride + h, rows, one, b_stride, left, 1))
+        b_ = sigmoid(load(b + first * b_stride + h, rows, one, b_stride, left, 1))
     a_ = b_ * k_
     if CORRECTED:
         source = q_
@@ -114,9 +118,9 @@ def operands_kernel(
     at = 2 * H * K + h * V
     u_ = convolved(qkv + at, taps + at, state + at, place, owner, rows, values, qkv_stride, left, D, V, W, HAS_STATE)
     if WRITE == 2:
-        u_ *= tl.sigmoid(load(w + first * w_stride + h * V, rows, values, w_stride, left, V))
+        u_ *= sigmoid(load(w + first * w_stride + h * V, rows, values, w_stride, left, V))
     elif WRITE == 1:
-        u_ *= tl.sigmoid(load(w + first * w_stride + h, rows, one, w_stride, left, 1))
+        u_ *= sigmoid(load(w + first * w_stride + h, rows, one, w_stride, left, 1))
     else:
         u_ *= b_
     store(u + (first * H + h) * V, rows, values, H * V, left, V, u_)
@@ -125,7 +129,7 @@ def operands_kernel(
         rate = -tl.exp(tl.load(A_log + h).to(tl.float32))
         if DECAY == 2:
             f_ = load(f + first * f_stride + h * K, rows, keys, f_stride, left, K)
-            f_ += tl.load(dt_bias + h * K + keys, mask=keys < K, other=0.0).to(tl.float32)[None, :]
+            f_ += load(dt_bias + h * K, rows, keys, 0, left, K)
             store(g + own, rows, keys, H * K, left, K, rate * softplus(f_))
         else:
             f_ = load(f + first * f_stride + h, rows, one, f_stride, left, 1) + tl.load(dt_bias + h).to(tl.float32)

@@ -9,8 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.launching import FUSED, on_its_device
+from .sigmoid import sigmoid
 
-TILE = 4096  # numbers of a program, 32 of each thread
+TILE, BLOCK = 4096, 1024  # numbers of a program, in rows and flat
 ACTIVATIONS = {None: 0, "silu": 1, "sigmoid": 2}
 
 
@@ -27,20 +28,21 @@ def norm_kernel(
     y_ = x_ * tl.rsqrt(tl.sum(x_ * x_, 1) / WIDTH + EPS)[:, None] * w_
     if ACTIVATION > 0:
         g_ = tl.load(gate + first * gate_stride + r * gate_stride + d, mask=inside, other=0.0).to(tl.float32)
-        y_ *= (g_ if ACTIVATION == 1 else 1.0) / (1.0 + tl.exp(-g_))
+        y_ *= (g_ if ACTIVATION == 1 else 1.0) * sigmoid(g_)
     tl.store(y + first * WIDTH + r * WIDTH + d, y_.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def product_kernel(both, y, stride, rows, WIDTH: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * BR
-    r, d = tl.arange(0, BR)[:, None], tl.program_id(1) * BD + tl.arange(0, BD)[None, :]
-    inside = (r < rows - first) & (d < WIDTH)
-    both += first * stride + r * stride + d
+def product_kernel(both, y, stride, numbers, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Numbers lie flat: widths are seldom a multiple of a large tile's."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    first = start // WIDTH  # row
+    at = (start - first * WIDTH).to(tl.int32) + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < numbers - start
+    both += first * stride + (at // WIDTH).to(tl.int64) * stride + at % WIDTH
     gate = tl.load(both, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    product = gate * up / (1.0 + tl.exp(-gate))
-    tl.store(y + first * WIDTH + r * WIDTH + d, product.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + start + tl.arange(0, BLOCK), (gate * up * sigmoid(gate)).to(y.dtype.element_ty), mask=inside)
 
 
 @on_its_device
@@ -68,11 +70,9 @@ def silu_product(both: Tensor) -> Tensor:
     """silu(gate) ⊙ up of [..., gate and up side by side]."""
     flat, width = _matrix(both), both.shape[-1] // 2
     y = torch.empty(*both.shape[:-1], width, dtype=both.dtype, device=both.device)
-    BD = min(512, 1 << (width - 1).bit_length())
-    BR = TILE // BD
     if y.numel():
-        grid = (-(-flat.shape[0] // BR), -(-width // BD))
-        product_kernel[grid](flat, y, flat.stride(0), flat.shape[0], WIDTH=width, BR=BR, BD=BD, num_warps=4, **FUSED)
+        grid = (-(-y.numel() // BLOCK),)
+        product_kernel[grid](flat, y, flat.stride(0), y.numel(), WIDTH=width, BLOCK=BLOCK, num_warps=4, **FUSED)
     return y
 
 
