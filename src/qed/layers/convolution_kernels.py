@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.launching import FUSED, on_its_device
+from .sigmoid import sigmoid
 
 BLOCK_TOKENS, BLOCK_CHANNELS = 64, 256  # one warp, and 16 bytes of each thread's in a row
 
@@ -81,7 +82,7 @@ def forward_kernel(
             x2 = earlier(x, x_stride, state, t, place, owner, channels, 2, D, W, HAS_STATE)
             x3 = earlier(x, x_stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
         z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
-        tl.store(y + t.to(tl.int64) * D + channels, (z * tl.sigmoid(z)).to(y.dtype.element_ty), mask=channels < D)
+        tl.store(y + t.to(tl.int64) * D + channels, (z * sigmoid(z)).to(y.dtype.element_ty), mask=channels < D)
         x3, x2, x1 = x2, x1, x0
 
 
@@ -124,8 +125,8 @@ def backward_kernel(
             x2 = earlier(x, x_stride, state, t, place, owner, channels, 2, D, W, HAS_STATE)
             x3 = earlier(x, x_stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
         z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
-        sigmoid = tl.sigmoid(z)
-        dz = d * sigmoid * (1 + z * (1 - sigmoid))
+        s = sigmoid(z)
+        dz = d * s * (1 + z * (1 - s))
         d1 += tl.where(place >= 1, w1 * dz, 0.0)
         d2 += tl.where(place >= 2, w2 * dz, 0.0)
         d3 += tl.where(place >= 3, w3 * dz, 0.0)
