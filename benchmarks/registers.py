@@ -23,7 +23,9 @@ from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from qed.layers import Mixer, convolution_kernels, prologue, prologue_kernels, row_kernels
+from qed.layers import Mixer, convolution_kernels, one_token, one_token_kernels, prologue, prologue_kernels, row_kernels
+from qed.layers.linear import Linear
+from qed.layers.norm import RMSNorm
 from qed.layers.sequences import DENSE, Sequences
 from qed.ops.launching import FUSED
 from qed.ops.triton import launch
@@ -36,6 +38,7 @@ KERNELS: dict[str, Any] = {  # and where they are launched from
     **dict.fromkeys(("forward_kernel", "backward_kernel"), convolution_kernels),
     "operands_kernel": prologue_kernels,
     **dict.fromkeys(("norm_kernel", "product_kernel"), row_kernels),
+    **dict.fromkeys(("vector_kernel", "mixer_kernel"), one_token_kernels),
 }
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -107,6 +110,7 @@ def record_layers(dtype: torch.dtype, width: int) -> None:
         state = qkv[:, :3].contiguous()
         for before, sequences in ((None, DENSE), (state, DENSE), (state, Sequences(cu_seqlens=torch.tensor([0, 64])))):
             prologue.operands(qkv, mixer, before, sequences, gates)
+        one_token.mix(mixer.in_proj(torch.empty(1, 64, dtype=dtype)), mixer, state, torch.empty(1, 2, width, width))
     place = torch.empty(64, dtype=torch.int32)
     convolution_kernels.forward(qkv[0], mixer.conv.weight, state, place, place)
     convolution_kernels.backward(qkv[0], qkv[0], mixer.conv.weight, state, place, place)
@@ -114,6 +118,11 @@ def record_layers(dtype: torch.dtype, width: int) -> None:
     for gate, activation in ((None, None), (x, "silu"), (x, "sigmoid")):
         row_kernels.rms_norm(x, weight, 1e-5, gate, activation)
     row_kernels.silu_product(x)
+    x, norm = x.view(-1, 8 * width), RMSNorm(8 * width).to(dtype)
+    matrix = Linear(8 * width, 8 * width, bias=False, dtype=dtype)
+    one_token.project(matrix, x[:1], norm=norm)
+    one_token.project(matrix, x[:1], norm=norm, swiglu=True)
+    one_token.project(matrix, x[:1], residual=x[:1])
 
 
 def usage(cubin: bytes) -> dict[str, int]:

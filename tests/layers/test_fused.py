@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qed import QEDConfig, QEDForCausalLM
-from qed.layers import fused, linear, mlp, norm, prologue, row_kernels
+from qed.layers import fused, linear, mixer, mlp, norm, prologue, row_kernels
 from qed.testing import relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,7 +24,7 @@ def test_inference_is_what_is_written(rule: str, monkeypatch: pytest.MonkeyPatch
     packed = {"cu_seqlens": torch.tensor([0, 30, 31, 75], device=DEVICE)}
 
     def ways(own: bool) -> None:
-        for module in (fused, linear, mlp, norm, prologue):
+        for module in (fused, linear, mixer, mlp, norm):
             monkeypatch.setattr(module, "pays", lambda x: own and not torch.compiler.is_compiling())
 
     def counted(module: Any, name: str) -> None:

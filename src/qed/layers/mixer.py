@@ -20,7 +20,7 @@ from ..rules import RULES, Operands, Projections, l2_normalize
 from . import prologue
 from .context import Context
 from .convolution import ShortConvolution, last_inputs
-from .fused import fused
+from .fused import fused, pays
 from .linear import Linear, ResidualProjection, onto
 from .norm import GatedRMSNorm, RMSNorm
 from .sequences import DENSE, Sequences
@@ -182,7 +182,7 @@ class Mixer(nn.Module):
         self, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates
     ) -> tuple[Operands, Tensor]:
         """What the op takes, and where the convolution leaves off."""
-        if prologue.runs(self, qkv):
+        if prologue.fits(self) and pays(qkv):
             after = last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
             return prologue.operands(qkv, self, state, sequences, gates), after
         qkv, state = self.conv(qkv, state, sequences)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..ops.launching import FUSED, on_its_device
 from ..rules import Operands
-from .fused import pays
 from .sequences import Sequences
 
 if TYPE_CHECKING:
@@ -27,12 +26,12 @@ STRETCH, WARPS = 4, 2  # tokens and warps of a program
 WIDTHS = {"none": 0, "head": 1, "channel": 2}
 
 
-def runs(mixer: Mixer, x: Tensor) -> bool:
-    """Whether operands are made so in this layer, from inputs like x."""
+def fits(mixer: Mixer) -> bool:
+    """Whether the columns of the layer's rule say all there is to say, and heads are not too wide."""
     row, widest = mixer.row, max(mixer.head_dim, mixer.value_head_dim)
     said_by_columns = row.function is None and row.direction != "token"
     one_gate_fits = row.write != "none" or row.erase == "head"
-    return said_by_columns and one_gate_fits and widest <= WIDEST and pays(x)
+    return said_by_columns and one_gate_fits and widest <= WIDEST
 
 
 @on_its_device

@@ -65,6 +65,16 @@ def softplus(x):
 
 
 @triton.jit
+def correction(source, k, b, GATE: tl.constexpr, PROJECT: tl.constexpr):
+    """What λ multiplies in a."""
+    if GATE:
+        source = b * source
+    if PROJECT:
+        source -= k * tl.sum(k * source, 1)[:, None]
+    return source
+
+
+@triton.jit
 def operands_kernel(
     qkv, taps, state, places, owners, b, w, f, A_log, dt_bias, strength, direction,  # in
     q, k, a, u, g,  # out
@@ -104,15 +114,8 @@ def operands_kernel(
         b_ = sigmoid(load(b + first * b_stride + h, rows, one, b_stride, left, 1))
     a_ = b_ * k_
     if CORRECTED:
-        source = q_
-        if DIRECTED:
-            fixed = tl.load(direction + h * K + keys, mask=keys < K, other=0.0).to(tl.float32)
-            source = tl.broadcast_to(fixed[None, :], (BT, BK))
-        if GATE:
-            source = b_ * source
-        if PROJECT:
-            source -= k_ * tl.sum(k_ * source, 1)[:, None]
-        a_ += tl.load(strength + h).to(tl.float32) * source
+        source = load(direction + h * K, rows, keys, 0, left, K) if DIRECTED else q_
+        a_ += tl.load(strength + h).to(tl.float32) * correction(source, k_, b_, GATE, PROJECT)
     store(a + own, rows, keys, H * K, left, K, a_)
 
     at = 2 * H * K + h * V

@@ -1,8 +1,9 @@
 """Fast decoding: the model one token at a time, its states written in place; on a GPU one CUDA graph a token.
 
-A token of a 340M model is a few hundred small kernels, and starting them from Python takes longer than running them.
-The blocks are compiled (all layers share one program), and a whole step, from a token to the next one, is captured once
-and then replayed. Only recurrent layers have states of fixed size: stacks with softmax layers decode without it.
+A token of a 340M model is a hundred small kernels and more, and starting them from Python takes longer than running
+them. So a whole step, from a token to the next one, is captured once and then replayed. Blocks are `one_token.py`'s
+kernels, or, where those cannot run them, compiled (all layers share one program). Only recurrent layers have states of
+fixed size: stacks with softmax layers decode without it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..layers import Mixer, MixerState
+from ..layers import Mixer, MixerState, one_token
 from ..layers.sequences import DENSE
 
 if TYPE_CHECKING:
@@ -68,10 +69,10 @@ def can_decode_fast(model: QEDForCausalLM) -> bool:
 
 
 def _block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor:
-    """One block, one token; both states are written over."""
-    x, state = block.forward(x, MixerState(conv, recurrent), DENSE, inplace=True)
+    """One block, one token x [B, hidden]; both states are written over."""
+    y, state = block.forward(x[:, None], MixerState(conv, recurrent), DENSE, inplace=True)
     conv.copy_(state.conv)
-    return x
+    return y[:, 0]
 
 
 class Decoder:
@@ -87,7 +88,8 @@ class Decoder:
         self.states = [_empty_state(mixer, batch, dtype, self.device) for mixer in recurrent_mixers(model)]
         self.owner: weakref.ref[QEDCache] | None = None
         self.graphs: dict[Sampling | None, torch.cuda.CUDAGraph] = {}
-        self.block_step = torch.compile(_block_step, fullgraph=True) if self.device.type == "cuda" else _block_step
+        compiled = torch.compile(_block_step, fullgraph=True) if self.device.type == "cuda" else _block_step
+        self.block_steps = [one_token.block_step if one_token.runs(x) else compiled for x in model.model.layers]
 
     def start(self, cache: QEDCache) -> None:
         """Go on from where a cache is. Its states are this decoder's from then on, and change with every step."""
@@ -126,10 +128,13 @@ class Decoder:
     def _step(self, sampling: Sampling | None) -> None:
         model = self._model()
         assert model is not None
-        x = model.model.embed_tokens(self.tokens)
-        for block, state in zip(model.model.layers, self.states, strict=True):
-            x = self.block_step(block, x, state.conv, state.recurrent)
-        self.logits.copy_(model.lm_head(model.model.norm(x))[:, 0])
+        x = model.model.embed_tokens(self.tokens[:, 0])
+        for run, block, state in zip(self.block_steps, model.model.layers, self.states, strict=True):
+            x = run(block, x, state.conv, state.recurrent)
+        if one_token.block_step in self.block_steps:
+            self.logits.copy_(one_token.project(model.lm_head, x, norm=model.model.norm))
+        else:
+            self.logits.copy_(model.lm_head(model.model.norm(x)))
         if sampling is not None:
             self.tokens.copy_(sampling.choose(self.logits)[:, None])
 

@@ -1,0 +1,123 @@
+"""One token through a block, for decoding: few kernels, because starting one takes as long as most of them run.
+
+    RMSNorm, in_proj │ the mixer up to its gated norm, states in place │ o_proj, + │ RMSNorm, SwiGLU │ down_proj, +
+
+For one sequence these are five kernels. For more, matrices meet more than one vector, and their products are the
+library's, with norms and SwiGLU's product beside them. The layers' torch functions say what all this is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.forms import TRITON_INSTALLED
+from ..ops.launching import FUSED, on_its_device
+from . import prologue
+from .linear import Linear, ResidualProjection
+from .mixer import Mixer
+from .norm import GatedRMSNorm, RMSNorm
+
+if TYPE_CHECKING:
+    from .mlp import SwiGLU
+
+NUMBERS = 8192  # of a matrix, in one program of `vector_kernel`
+LARGEST = 2**15  # state of a head: more do not fit a program's registers
+
+
+def runs(block: Any) -> bool:
+    """Whether a block can be run so: a mixer whose rule its row says, and matrices as they were made."""
+    mixer, weight = block.mixer, block.mlp.down_proj.weight
+    if not (isinstance(mixer, Mixer) and TRITON_INSTALLED and weight.is_cuda and weight.dtype != torch.float64):
+        return False
+    matrices = [mixer.in_proj, mixer.o_proj, mixer.f_proj, mixer.g_proj, block.mlp.gate_up_proj, block.mlp.down_proj]
+    ours = all(_as_made(x) for x in matrices if x is not None)
+    ranks = [x.in_features for x in (mixer.f_proj, mixer.g_proj) if x is not None]
+    sizes_fit = mixer.head_dim * mixer.value_head_dim <= LARGEST and max(ranks, default=0) <= prologue.WIDEST
+    return ours and sizes_fit and prologue.fits(mixer)
+
+
+def block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor:
+    """x [B, hidden] → the same after the block. Both states are written over."""
+    mixer: Mixer = block.mixer
+    mlp: SwiGLU = block.mlp
+    y = mix(project(mixer.in_proj, x, norm=block.mixer_norm), mixer, conv, recurrent)
+    x = project(mixer.o_proj, y, residual=x)
+    if x.shape[0] > 1:
+        return mlp(block.mlp_norm(x), residual=x)
+    return project(mlp.down_proj, project(mlp.gate_up_proj, x, norm=block.mlp_norm, swiglu=True), residual=x)
+
+
+def project(
+    linear: nn.Linear, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None, swiglu: bool = False
+) -> Tensor:
+    """linear(x) of x [B, ·] with the norm before it or the residual stream behind it. `swiglu`: the product of its
+    two halves, for B = 1."""
+    weight = linear.weight
+    if x.shape[0] > 1 or weight.shape[1] > NUMBERS or not _as_made(linear):
+        x = x if norm is None else norm(x)
+        return linear(x) if residual is None else linear(x, residual)
+    return _times_vector(x, weight, norm, residual, swiglu)
+
+
+@on_its_device
+def _times_vector(x: Tensor, weight: Tensor, norm: RMSNorm | None, residual: Tensor | None, swiglu: bool) -> Tensor:
+    from .one_token_kernels import vector_kernel
+
+    N, M = weight.shape[0] // (1 + swiglu), weight.shape[1]
+    y, BM = x.new_empty(1, N), 1 << (M - 1).bit_length()
+    BN = max(1, NUMBERS // BM // (1 + swiglu))
+    vector_kernel[(-(-N // BN),)](
+        *(x, None if norm is None else norm.weight, weight, residual, y),
+        **{"N": N, "M": M, "EPS": 0.0 if norm is None else norm.eps, "BN": BN, "BM": BM},
+        **{"NORM": norm is not None, "SWIGLU": swiglu, "RESIDUAL": residual is not None},
+        **FUSED,
+        num_warps=4,
+    )
+    return y
+
+
+@on_its_device
+def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
+    """What `in_proj` gave [B, ·] → what `o_proj` takes [B, H·V]; conv [B, W − 1, ·] and recurrent [B, H, K, V] after
+    one more token, in place."""
+    from .one_token_kernels import mixer_kernel
+    from .row_kernels import ACTIVATIONS
+
+    row, H, K, V = mixer.row, mixer.num_heads, mixer.head_dim, mixer.value_head_dim
+    f, g, norm = mixer.f_proj, mixer.g_proj, mixer.o_norm
+    activation = norm.activation if isinstance(norm, GatedRMSNorm) else None
+    ranks = {name: 0 if y is None else y.in_features for name, y in (("F", f), ("G", g))}
+    columns, before = {}, 0
+    for name, width in mixer.rows.items():
+        columns[name], before = before, before + width
+    y, decays = x.new_empty(x.shape[0], H * V), row.decay != "none"
+    mixer_kernel[(x.shape[0] * H,)](
+        *(x, conv, recurrent, mixer.conv.weight, None if f is None else f.weight),
+        *(mixer.A_log if decays else None, mixer.dt_bias if decays else None),
+        *(mixer.theta if row.strength else None, mixer.random_direction if row.direction == "head" else None),
+        *((None, None) if g is None else (g.weight, g.bias)),
+        *(norm.weight, y, x.stride(0), mixer.read_scale, mixer.strength_scale * mixer.lambda_max),
+        **{f"AT_{name.upper()}": columns[name] for name in "bwfg"},
+        **{"H": H, "K": K, "V": V, "W": mixer.conv.weight.shape[1]},
+        **{name.upper(): prologue.WIDTHS[getattr(row, name)] for name in ("erase", "write", "decay")},
+        **{"CORRECTED": row.strength, "DIRECTED": row.direction == "head", "GATE": row.gate, "PROJECT": row.project},
+        **{f"{name}_RANK": rank for name, rank in ranks.items()},
+        **{"ACTIVATION": ACTIVATIONS[activation], "EPS": norm.eps},
+        **{"BK": _power_of_two(K), "BV": _power_of_two(V), "BW": _power_of_two(mixer.conv.weight.shape[1])},
+        **{f"B{name}": _power_of_two(rank) for name, rank in ranks.items()},
+        **FUSED,
+        num_warps=16 if K * V > LARGEST // 2 else 8,
+    )
+    return y
+
+
+def _as_made(linear: nn.Module) -> bool:
+    """Neither adapted nor quantised."""
+    return type(linear) in (nn.Linear, Linear, ResidualProjection) and type(linear.weight.data) is Tensor
+
+
+def _power_of_two(x: int) -> int:
+    return 1 << max(x - 1, 0).bit_length()
