@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.forms import TRITON_INSTALLED
-from ..ops.launching import FUSED, on_its_device
+from ..ops.launching import FUSED, early, on_its_device
 from . import prologue
 from .linear import Linear, ResidualProjection
 from .mixer import Mixer
@@ -74,6 +74,7 @@ def _times_vector(x: Tensor, weight: Tensor, norm: RMSNorm | None, residual: Ten
         **{"N": N, "M": M, "EPS": 0.0 if norm is None else norm.eps, "BN": BN, "BM": BM},
         **{"NORM": norm is not None, "SWIGLU": swiglu, "RESIDUAL": residual is not None},
         **FUSED,
+        **early(x.device),
         num_warps=4,
     )
     return y
@@ -109,6 +110,7 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
         **{"BK": _power_of_two(K), "BV": _power_of_two(V), "BW": _power_of_two(mixer.conv.weight.shape[1])},
         **{f"B{name}": _power_of_two(rank) for name, rank in ranks.items()},
         **FUSED,
+        **early(x.device),
         num_warps=16 if K * V > LARGEST // 2 else 8,
     )
     return y

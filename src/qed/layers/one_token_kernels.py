@@ -1,13 +1,26 @@
-"""`one_token.py` as Triton kernels: a matrix times a token, and all of a mixer between its first and last matrix."""
+"""`one_token.py` as Triton kernels: a matrix times a token, and all of a mixer between its first and last matrix.
+
+With EARLY (from Hopper on) a kernel starts while the one before it still runs. Until that one is done it reads only
+what no kernel of the same token writes: its weights, and its own states.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..ops.triton.tiles import load_tile, store_tile
 from .prologue_kernels import correction, load, softplus, unit
 from .sigmoid import exp, sigmoid
+
+
+@triton.jit
+def take_over(EARLY: tl.constexpr):
+    """Let the next kernel start; wait until the one before has written all it writes."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -19,7 +32,8 @@ def row(x, columns, width: tl.constexpr):
 def vector_kernel(
     x, norm, weight, residual, y,  # in: [M], [M], [N or 2 N, M], [N]; out: [N]
     N: tl.constexpr, M: tl.constexpr, EPS: tl.constexpr,
-    NORM: tl.constexpr, SWIGLU: tl.constexpr, RESIDUAL: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    NORM: tl.constexpr, SWIGLU: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """W x, W RMSNorm(x), residual + W x, or with SWIGLU silu(W_gate ·) ⊙ W_up · of two matrices one above the other. A
     program has some rows of the matrix, whole, on their way while it looks at x."""
@@ -27,6 +41,7 @@ def vector_kernel(
     matrix = load_tile(weight, rows, columns, M, N, M)
     if SWIGLU:
         upper = load_tile(weight + N * M, rows, columns, M, N, M)
+    take_over(EARLY)
     x_ = row(x, columns, M)
     if NORM:
         x_ *= tl.rsqrt(tl.sum(x_ * x_, 0) / M + EPS) * row(norm, columns, M)
@@ -54,14 +69,6 @@ def convolved(x, taps, state, columns, D, width: tl.constexpr, W: tl.constexpr, 
 
 
 @triton.jit
-def times_rows(weight, x, rows, n_rows, RANK: tl.constexpr, BR: tl.constexpr):
-    """Some rows of a matrix [·, RANK] times x."""
-    columns = tl.arange(0, BR)
-    matrix = load_tile(weight, rows, columns, RANK, n_rows, RANK).to(tl.float32)
-    return tl.sum(matrix * row(x, columns, RANK)[None, :], 1)
-
-
-@triton.jit
 def mixer_kernel(
     x, conv, states,  # in: [B, rows of `in_proj`]; in and out: [B, W − 1, D], [B, H, K, V]
     taps, f_weight, A_log, dt_bias, theta, direction, g_weight, g_bias, norm, y,  # y, out: [B, H · V]
@@ -70,7 +77,7 @@ def mixer_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
     ERASE: tl.constexpr, WRITE: tl.constexpr, DECAY: tl.constexpr,  # 0: none, 1: one number, 2: one for each channel
     CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
-    F_RANK: tl.constexpr, G_RANK: tl.constexpr, ACTIVATION: tl.constexpr, EPS: tl.constexpr,
+    F_RANK: tl.constexpr, G_RANK: tl.constexpr, ACTIVATION: tl.constexpr, EPS: tl.constexpr, EARLY: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr, BF: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """A program has one head of one sequence, its columns of both states included."""
@@ -79,6 +86,13 @@ def mixer_kernel(
     D: tl.constexpr = 2 * H * K + H * V
     states += lane * K * V
     S = load_tile(states, keys, values, V, K, V)
+    if F_RANK > 0:
+        f_columns = tl.arange(0, BF)
+        f_matrix = load_tile(f_weight + h * K * F_RANK, keys, f_columns, F_RANK, K, F_RANK)
+    if G_RANK > 0:
+        g_columns = tl.arange(0, BG)
+        g_matrix = load_tile(g_weight + h * V * G_RANK, values, g_columns, G_RANK, V, G_RANK)
+    take_over(EARLY)
     x += lane // H * x_stride
     conv += lane // H * (W - 1) * D
 
@@ -102,7 +116,7 @@ def mixer_kernel(
     if DECAY > 0:
         rate = -tl.exp(tl.load(A_log + h).to(tl.float32))
         if DECAY == 2:
-            f_ = times_rows(f_weight + h * K * F_RANK, x + AT_F, keys, K, F_RANK, BF)
+            f_ = tl.sum(f_matrix.to(tl.float32) * row(x + AT_F, f_columns, F_RANK)[None, :], 1)
             S *= exp(rate * softplus(f_ + row(dt_bias + h * K, keys, K)))[:, None]
         else:
             f_ = tl.load(x + AT_F + h).to(tl.float32) + tl.load(dt_bias + h).to(tl.float32)
@@ -115,9 +129,8 @@ def mixer_kernel(
     o *= tl.rsqrt(tl.sum(o * o, 0) / V + EPS) * row(norm, values, V)
     if ACTIVATION > 0:
         if G_RANK > 0:
-            gate = times_rows(g_weight + h * V * G_RANK, x + AT_G, values, V, G_RANK, BG) + row(
-                g_bias + h * V, values, V
-            )
+            gate = tl.sum(g_matrix.to(tl.float32) * row(x + AT_G, g_columns, G_RANK)[None, :], 1)
+            gate += row(g_bias + h * V, values, V)
         else:
             gate = row(x + AT_G + h * V, values, V)
         o *= (gate if ACTIVATION == 1 else 1.0) * sigmoid(gate)

@@ -1,10 +1,10 @@
-"""What every launch of a kernel needs. Triton launches on the current device, wherever tensors are; and from version
-3.10 on it multiplies and adds in one instruction only if asked to."""
+"""What launches of kernels need. Triton launches on the current device, wherever tensors are; and from version 3.10 on
+it multiplies and adds in one instruction only if asked to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +12,13 @@ from torch import Tensor
 
 Launch = TypeVar("Launch", bound=Callable[..., Any])
 FUSED = {"enable_fp_fusion": True}
+
+
+@cache
+def early(device: torch.device) -> dict[str, bool]:
+    """For kernels that can start before the one in front of them is done: whether they do."""
+    can = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
 
 
 def on_its_device(launch: Launch) -> Launch:
