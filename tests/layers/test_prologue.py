@@ -1,14 +1,16 @@
 """The kernel gives what the layer's torch functions give, for every rule that a row says."""
 
+import copy
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from qed.layers import Mixer, Sequences, prologue
+from qed import QEDConfig, QEDForCausalLM
+from qed.layers import Mixer, Sequences, prologue, prologue_operator
 from qed.layers.sequences import DENSE
-from qed.model.config import QEDConfig
+from qed.model.causal_lm import compile_blocks, recompute_cheap
 from qed.model.initialization import initialize
 from qed.rules import RULES
 from qed.testing import relative_error
@@ -107,3 +109,67 @@ def test_decays_of_any_size() -> None:
 def test_rules_with_a_function_of_their_own_are_left_to_it() -> None:
     assert {name for name in RULES if prologue.fits(layer(name))} == set(SAID)
     assert not prologue.fits(layer("qed", head_dim=257))
+
+
+def gradients(mixer: Mixer, xs: torch.Tensor, dtype: torch.dtype, kernels: bool) -> dict[str, torch.Tensor]:
+    """Of every parameter and of x, for the same random cotangents."""
+    mixer = copy.deepcopy(mixer).to(dtype)
+    x = xs.to(dtype).requires_grad_()
+    inputs = mixer._inputs(x)
+    gates = mixer._gates(inputs)[0]
+    if kernels:
+        found = prologue_operator.differentiable_operands(inputs["qkv"], mixer, gates)
+    else:
+        found = mixer._from_convolved(mixer.conv(inputs["qkv"])[0], gates)
+    torch.manual_seed(2)
+    outputs = [y for y in found if y is not None]
+    cotangents = [torch.randn(y.shape, device=DEVICE).to(torch.bfloat16).to(y.dtype) for y in outputs]
+    torch.autograd.backward(outputs, cotangents)
+    parameters = {name: p.grad for name, p in mixer.named_parameters() if p.grad is not None}
+    assert x.grad is not None
+    return parameters | {"x": x.grad}
+
+
+@pytest.mark.parametrize("rule", SAID)
+@pytest.mark.parametrize(
+    ("sizes", "tokens"), [({}, (2, 37)), ({"head_dim": 12, "value_head_dim": 20, "conv_size": 2}, (1, 5))], ids=str
+)
+def test_gradients(rule: str, sizes: dict[str, int], tokens: tuple[int, int]) -> None:
+    mixer = layer(rule, **sizes)
+    xs = torch.randn(*tokens, 24, device=DEVICE)
+    truth = gradients(mixer, xs, torch.float64, kernels=False)
+    found = gradients(mixer, xs, torch.float32, kernels=True)
+    assert found.keys() == truth.keys()
+    off = {name: relative_error(found[name], truth[name]) for name in truth}
+    assert all(error < (1e-5 if DEVICE == "cpu" else 1e-4) for error in off.values()), off
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_s_gradients_compiled_and_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = QEDForCausalLM(QEDConfig.tiny(initializer_range=0.2)).to(DEVICE).train()
+    ids = torch.randint(0, 256, (2, 40), device=DEVICE)
+
+    def found(model: QEDForCausalLM) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(model(ids, labels=ids).loss, list(model.parameters())))
+
+    monkeypatch.setattr(prologue_operator, "trains", lambda *_: False)
+    truth = found(model)
+    monkeypatch.setattr(prologue_operator, "trains", lambda *_: True)
+    compiled = copy.deepcopy(model)
+    recompute_cheap(compiled)
+    compile_blocks(compiled)
+    for way in (model, compiled):
+        off = [relative_error(x, y) for x, y in zip(found(way), truth, strict=True)]
+        assert max(off) < (1e-4 if DEVICE == "cpu" else 1e-3)
+
+
+@pytest.mark.parametrize("rule", ["qed", "gdn"])
+def test_gradients_in_16_bits_are_as_good_as_torch_s(rule: str) -> None:
+    mixer = layer(rule).to(torch.bfloat16)
+    xs = torch.randn(2, 70, 24, device=DEVICE).to(torch.bfloat16)
+    truth = gradients(mixer, xs, torch.float64, kernels=False)
+    plain = gradients(mixer, xs, torch.bfloat16, kernels=False)
+    found = gradients(mixer, xs, torch.bfloat16, kernels=True)
+    for name in truth:
+        assert relative_error(found[name], truth[name]) < 1.2 * relative_error(plain[name], truth[name]) + 2**-9, name

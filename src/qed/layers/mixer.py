@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..ops.affine import segment
 from ..rules import RULES, Operands, Projections, l2_normalize
-from . import prologue
+from . import prologue, prologue_operator
 from .context import Context
 from .convolution import ShortConvolution, last_inputs
 from .fused import fused, pays
@@ -185,6 +185,9 @@ class Mixer(nn.Module):
         if prologue.fits(self) and pays(qkv):
             after = last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
             return prologue.operands(qkv, self, state, sequences, gates), after
+        if prologue_operator.trains(self, qkv, state, sequences):
+            after = last_inputs(qkv, self.conv.weight.shape[1] - 1, None, sequences)
+            return prologue_operator.differentiable_operands(qkv, self, gates), after
         qkv, state = self.conv(qkv, state, sequences)
         return self._from_convolved(qkv, gates), state
 

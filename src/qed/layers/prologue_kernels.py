@@ -137,3 +137,105 @@ def operands_kernel(
         else:
             f_ = load(f + first * f_stride + h, rows, one, f_stride, left, 1) + tl.load(dt_bias + h).to(tl.float32)
             store(g + first * H + h, rows, one, H, left, 1, rate * softplus(f_))
+
+
+@triton.jit
+def unit_gradient(y, d):
+    """Of y, from that of unit(y)."""
+    r = tl.rsqrt(tl.sum(y * y, 1) + EPS)[:, None]
+    return r * (d - y * (r * r * tl.sum(y * d, 1)[:, None]))
+
+
+@triton.jit
+def gradients_kernel(
+    dq, dk, da, du, dg,  # in
+    qkv, taps, b, w, f, A_log, dt_bias, strength, direction,
+    d_convolved, db, dw, df,  # out: like qkv, b, w and f
+    d_A_log, d_dt_bias, d_strength,  # out, of every stretch of tokens
+    qkv_stride, b_stride, w_stride, f_stride, all_tokens, tokens,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
+    ERASE: tl.constexpr, WRITE: tl.constexpr, DECAY: tl.constexpr,
+    CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """`operands_kernel` again, up to what the convolution gave, and from its outputs' gradients back to there."""
+    h, stretch = tl.program_id(0) % H, tl.program_id(0) // H
+    start = stretch * BT
+    left = all_tokens - start
+    rows, keys, values, one = tl.arange(0, BT), tl.arange(0, BK), tl.arange(0, BV), tl.arange(0, 1)
+    place, owner = (start + rows) % tokens, rows
+    D: tl.constexpr = 2 * H * K + H * V
+    first = start.to(tl.int64)
+    qkv += first * qkv_stride
+    d_convolved += first * D
+    own, own_v = (first * H + h) * K, (first * H + h) * V
+
+    at = (H + h) * K
+    y_k = convolved(qkv + at, taps + at, taps, place, owner, rows, keys, qkv_stride, left, D, K, W, False)
+    y_q = convolved(qkv + h * K, taps + h * K, taps, place, owner, rows, keys, qkv_stride, left, D, K, W, False)
+    k_, q_ = unit(y_k), unit(y_q)
+    dk_, dq_ = load(dk + own, rows, keys, H * K, left, K), load(dq + own, rows, keys, H * K, left, K)
+    da_ = load(da + own, rows, keys, H * K, left, K)
+    if ERASE == 2:
+        b_ = sigmoid(load(b + first * b_stride + h * K, rows, keys, b_stride, left, K))
+    else:
+        b_ = sigmoid(load(b + first * b_stride + h, rows, one, b_stride, left, 1))
+
+    db_ = da_ * k_
+    dk_ += da_ * b_
+    if CORRECTED:
+        source = load(direction + h * K, rows, keys, 0, left, K) if DIRECTED else q_
+        gated = b_ * source if GATE else source
+        lambda_ = tl.load(strength + h).to(tl.float32)
+        d_gated = lambda_ * da_
+        d_lambda = da_ * gated
+        if PROJECT:  # c = x − k (kᵀx)
+            along, d_along = tl.sum(k_ * gated, 1)[:, None], tl.sum(k_ * da_, 1)[:, None]
+            dk_ -= lambda_ * (along * da_ + d_along * gated)
+            d_gated -= lambda_ * d_along * k_
+            d_lambda -= along * (k_ * da_)
+        tl.store(d_strength + stretch * H + h, tl.sum(tl.sum(d_lambda, 1), 0))
+        if GATE:
+            db_ += d_gated * source
+            d_gated = b_ * d_gated
+        if not DIRECTED:
+            dq_ += d_gated
+    store(d_convolved + at, rows, keys, D, left, K, unit_gradient(y_k, dk_))
+    store(d_convolved + h * K, rows, keys, D, left, K, unit_gradient(y_q, dq_))
+
+    at = 2 * H * K + h * V
+    v_ = convolved(qkv + at, taps + at, taps, place, owner, rows, values, qkv_stride, left, D, V, W, False)
+    du_ = load(du + own_v, rows, values, H * V, left, V)
+    if WRITE == 2:
+        w_ = sigmoid(load(w + first * w_stride + h * V, rows, values, w_stride, left, V))
+        store(dw + own_v, rows, values, H * V, left, V, du_ * v_ * (w_ * (1.0 - w_)))
+        du_ *= w_
+    elif WRITE == 1:
+        w_ = sigmoid(load(w + first * w_stride + h, rows, one, w_stride, left, 1))
+        store(dw + first * H + h, rows, one, H, left, 1, tl.sum(du_ * v_, 1)[:, None] * (w_ * (1.0 - w_)))
+        du_ *= w_
+    store(d_convolved + at, rows, values, D, left, V, du_ * b_ if WRITE == 0 else du_)
+    if ERASE == 2:
+        store(db + own, rows, keys, H * K, left, K, db_ * (b_ * (1.0 - b_)))
+    else:
+        d_gate = tl.sum(db_, 1)
+        if WRITE == 0:
+            d_gate += tl.sum(du_ * v_, 1)
+        store(db + first * H + h, rows, one, H, left, 1, d_gate[:, None] * (b_ * (1.0 - b_)))
+
+    if DECAY > 0:
+        rate = -tl.exp(tl.load(A_log + h).to(tl.float32))
+        if DECAY == 2:
+            dg_ = load(dg + own, rows, keys, H * K, left, K)
+            x = load(f + first * f_stride + h * K, rows, keys, f_stride, left, K)
+            x += load(dt_bias + h * K, rows, keys, 0, left, K)
+            dx = rate * dg_ * sigmoid(x)
+            store(df + own, rows, keys, H * K, left, K, dx)
+            tl.store(d_dt_bias + (stretch * H + h) * K + keys, tl.sum(dx, 0), mask=keys < K)
+        else:
+            dg_ = load(dg + first * H + h, rows, one, H, left, 1)
+            x = load(f + first * f_stride + h, rows, one, f_stride, left, 1) + tl.load(dt_bias + h).to(tl.float32)
+            dx = rate * dg_ * sigmoid(x)
+            store(df + first * H + h, rows, one, H, left, 1, dx)
+            tl.store(d_dt_bias + stretch * H + h, tl.sum(tl.sum(dx, 1), 0))
+        tl.store(d_A_log + stretch * H + h, tl.sum(tl.sum(dg_ * (rate * softplus(x)), 1), 0))

@@ -1,0 +1,80 @@
+"""The prologue as a torch operator with a gradient, for training: rows of tokens that start from nothing.
+
+    qed::operands(qkv, weight, b, w, f, A_log, dt_bias, strength, direction, rule, heads, width) -> (q, k, a, u, g)
+    qed::operands_backward(dq, dk, da, du, dg, the same) -> gradients of what the convolution gave, and of b … strength
+
+Nothing is saved but what goes in: the backward makes the rest again. The convolution's own gradient is its operator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..ops.forms import TRITON_INSTALLED
+from ..rules import RULES, Operands
+from .convolution_operator import WIDEST as MOST_TAPS
+from .prologue import arguments, backward, fits, gradients_like, launch, operands_like
+from .sequences import Sequences
+
+if TYPE_CHECKING:
+    from .mixer import Gates, Mixer
+
+
+def trains(mixer: Mixer, x: Tensor, state: Tensor | None, sequences: Sequences) -> bool:
+    """Whether operands that have gradients are made so: of more than one token, from a sequence's beginning."""
+    dense = state is None and sequences.cu_seqlens is None and x.shape[1] > 1
+    kernels = TRITON_INSTALLED and x.is_cuda and x.dtype != torch.float64
+    return dense and kernels and fits(mixer) and 1 < mixer.conv.weight.shape[1] <= MOST_TAPS
+
+
+def differentiable_operands(qkv: Tensor, mixer: Mixer, gates: Gates) -> Operands:
+    q, k, a, u, g = operands_operator(*arguments(qkv, mixer.conv.weight.to(qkv.dtype), mixer, gates))
+    return Operands(q, k, a, u, g if mixer.row.decay != "none" else None)
+
+
+_LIBRARY = torch.library.Library("qed", "FRAGMENT")
+_INPUTS = (
+    "Tensor qkv, Tensor weight, Tensor? b, Tensor? w, Tensor? f, Tensor? A_log, Tensor? dt_bias, Tensor? strength, "
+    "Tensor? direction, str rule, int heads, int width"
+)
+_LIBRARY.define(f"operands({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+_LIBRARY.define(
+    f"operands_backward(Tensor dq, Tensor dk, Tensor da, Tensor du, Tensor? dg, {_INPUTS}) -> "
+    f"({', '.join(['Tensor'] * 7)})",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+def _whole(qkv: Tensor, found: Operands) -> tuple[Tensor, ...]:
+    return *found[:4], qkv.new_empty(0) if found.g is None else found.g
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:9])
+    ctx.sizes = inputs[9:]
+
+
+def _differentiate(ctx: Any, dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor) -> tuple[Tensor | None, ...]:
+    qkv, weight, *others = ctx.saved_tensors
+    found = torch.ops.qed.operands_backward(dq, dk, da, du, dg if dg.numel() else None, *ctx.saved_tensors, *ctx.sizes)
+    d_convolved, *grads = found
+    places = torch.arange(qkv.shape[1], device=qkv.device, dtype=torch.int32).repeat(qkv.shape[0])
+    d_qkv, d_weight = torch.ops.qed.short_convolution_backward(
+        d_convolved.flatten(0, 1), qkv.flatten(0, 1), weight, None, places, places
+    )
+    given = [None if x is None else y for x, y in zip(others, grads, strict=False)]
+    return d_qkv.view(qkv.shape), d_weight, *given, None, None, None, None
+
+
+_LIBRARY.impl("operands", lambda *x: _whole(x[0], launch(*x)), "CompositeExplicitAutograd")
+_LIBRARY.impl("operands_backward", backward, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "qed::operands", lambda *x: _whole(x[0], operands_like(x[0], RULES[x[9]], *x[10:])), lib=_LIBRARY
+)
+torch.library.register_fake("qed::operands_backward", lambda *x: tuple(gradients_like(x[5], *x[7:13])), lib=_LIBRARY)
+torch.library.register_autograd("qed::operands", _differentiate, setup_context=_keep, lib=_LIBRARY)
+operands_operator: Callable[..., tuple[Tensor, ...]] = torch.ops.qed.operands.default
