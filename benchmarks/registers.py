@@ -113,7 +113,9 @@ def record_layers(dtype: torch.dtype, width: int) -> None:
         like = prologue.operands(qkv, mixer, None, DENSE, gates)
         given = prologue.arguments(qkv, mixer.conv.weight, mixer, gates)
         prologue.backward(like.q, like.k, like.a, like.u, like.g, *given)
-        one_token.mix(mixer.in_proj(torch.empty(1, 64, dtype=dtype)), mixer, state, torch.empty(1, 2, width, width))
+        for batch in (1, 2):
+            x, recurrent = torch.empty(batch, 64, dtype=dtype), torch.empty(batch, 2, width, width)
+            one_token.mix(mixer.in_proj(x), mixer, state, recurrent)
     place = torch.empty(64, dtype=torch.int32)
     convolution_kernels.forward(qkv[0], mixer.conv.weight, state, place, place)
     convolution_kernels.backward(qkv[0], qkv[0], mixer.conv.weight, state, place, place)

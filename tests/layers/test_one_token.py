@@ -99,7 +99,7 @@ def test_a_decoder_takes_it_for_all_layers(batch: int, monkeypatch: pytest.Monke
     torch.manual_seed(0)
     model = QEDForCausalLM(QEDConfig.tiny(initializer_range=0.2)).eval().to(DEVICE)
     ids, steps = torch.randint(0, 256, (batch, 12), device=DEVICE), []
-    monkeypatch.setattr(generation.one_token, "runs", lambda block: True)
+    monkeypatch.setattr(generation.one_token, "runs", lambda *_: True)
     step = one_token.block_step
     monkeypatch.setattr(generation.one_token, "block_step", lambda *x: steps.append(x[0]) or step(*x))
     with torch.no_grad():
@@ -115,6 +115,7 @@ def test_what_was_replaced_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(one_token, "TRITON_INSTALLED", True)
     made = block()
     on_gpu = DEVICE == "cuda"
-    assert one_token.runs(made) == on_gpu
+    assert one_token.runs(made, one_token.MOST) == on_gpu
+    assert not one_token.runs(made, one_token.MOST + 1)
     made.mixer.o_proj = torch.nn.Linear(32, 24, bias=False, device=DEVICE)
-    assert not one_token.runs(made)
+    assert not one_token.runs(made, 1)

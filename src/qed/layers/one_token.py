@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 
 NUMBERS = 8192  # of a matrix, in one program of `vector_kernel`
 LARGEST = 2**15  # state of a head: more do not fit a program's registers
+MOST = 128  # sequences: for more, the state's columns are better spread over programs, as `erase_write_step` does
 
 
-def runs(block: Any) -> bool:
-    """Whether a block can be run so: a mixer whose rule its row says, and matrices as they were made."""
+def runs(block: Any, batch: int) -> bool:
+    """Whether a block is run so: for few sequences, a mixer whose rule its row says, and matrices as they were made."""
     mixer, weight = block.mixer, block.mlp.down_proj.weight
-    if not (isinstance(mixer, Mixer) and TRITON_INSTALLED and weight.is_cuda and weight.dtype != torch.float64):
+    if batch > MOST or not (
+        isinstance(mixer, Mixer) and TRITON_INSTALLED and weight.is_cuda and weight.dtype != torch.float64
+    ):
         return False
     matrices = [mixer.in_proj, mixer.o_proj, mixer.f_proj, mixer.g_proj, block.mlp.gate_up_proj, block.mlp.down_proj]
     ours = all(_as_made(x) for x in matrices if x is not None)
@@ -95,6 +98,9 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
     for name, width in mixer.rows.items():
         columns[name], before = before, before + width
     y, decays = x.new_empty(x.shape[0], H * V), row.decay != "none"
+    warps, options = 16 if K * V > LARGEST // 2 else 8, early(x.device)
+    if options["EARLY"] and x.shape[0] > 1 and warps == 8:
+        options = options | {"maxnreg": 128}  # two programs on a multiprocessor
     mixer_kernel[(x.shape[0] * H,)](
         *(x, conv, recurrent, mixer.conv.weight, None if f is None else f.weight),
         *(mixer.A_log if decays else None, mixer.dt_bias if decays else None),
@@ -109,9 +115,10 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
         **{"ACTIVATION": ACTIVATIONS[activation], "EPS": norm.eps},
         **{"BK": _power_of_two(K), "BV": _power_of_two(V), "BW": _power_of_two(mixer.conv.weight.shape[1])},
         **{f"B{name}": _power_of_two(rank) for name, rank in ranks.items()},
+        AHEAD=x.shape[0] == 1,
         **FUSED,
-        **early(x.device),
-        num_warps=16 if K * V > LARGEST // 2 else 8,
+        **options,
+        num_warps=warps,
     )
     return y
 

@@ -77,21 +77,25 @@ def mixer_kernel(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
     ERASE: tl.constexpr, WRITE: tl.constexpr, DECAY: tl.constexpr,  # 0: none, 1: one number, 2: one for each channel
     CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
-    F_RANK: tl.constexpr, G_RANK: tl.constexpr, ACTIVATION: tl.constexpr, EPS: tl.constexpr, EARLY: tl.constexpr,
+    F_RANK: tl.constexpr, G_RANK: tl.constexpr, ACTIVATION: tl.constexpr, EPS: tl.constexpr,
+    EARLY: tl.constexpr, AHEAD: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr, BF: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    """A program has one head of one sequence, its columns of both states included."""
+    """A program has one head of one sequence, its columns of both states included. AHEAD: all it reads of its own is on
+    its way before x is there. Without, registers are left for a second program on the same multiprocessor."""
     h, lane = tl.program_id(0) % H, tl.program_id(0).to(tl.int64)
     keys, values, one = tl.arange(0, BK), tl.arange(0, BV), tl.arange(0, 1)
     D: tl.constexpr = 2 * H * K + H * V
     states += lane * K * V
-    S = load_tile(states, keys, values, V, K, V)
+    if AHEAD:
+        S = load_tile(states, keys, values, V, K, V)
     if F_RANK > 0:
         f_columns = tl.arange(0, BF)
         f_matrix = load_tile(f_weight + h * K * F_RANK, keys, f_columns, F_RANK, K, F_RANK)
     if G_RANK > 0:
         g_columns = tl.arange(0, BG)
-        g_matrix = load_tile(g_weight + h * V * G_RANK, values, g_columns, G_RANK, V, G_RANK)
+        if AHEAD:
+            g_matrix = load_tile(g_weight + h * V * G_RANK, values, g_columns, G_RANK, V, G_RANK)
     take_over(EARLY)
     x += lane // H * x_stride
     conv += lane // H * (W - 1) * D
@@ -117,10 +121,14 @@ def mixer_kernel(
         rate = -tl.exp(tl.load(A_log + h).to(tl.float32))
         if DECAY == 2:
             f_ = tl.sum(f_matrix.to(tl.float32) * row(x + AT_F, f_columns, F_RANK)[None, :], 1)
-            S *= exp(rate * softplus(f_ + row(dt_bias + h * K, keys, K)))[:, None]
+            decay = exp(rate * softplus(f_ + row(dt_bias + h * K, keys, K)))[:, None]
         else:
             f_ = tl.load(x + AT_F + h).to(tl.float32) + tl.load(dt_bias + h).to(tl.float32)
-            S *= exp(rate * softplus(f_))
+            decay = exp(rate * softplus(f_))
+    if not AHEAD:
+        S = load_tile(states, keys, values, V, K, V)
+    if DECAY > 0:
+        S *= decay
 
     left = tl.reshape(u_, (BV,)) - tl.sum(tl.reshape(a_, (BK,))[:, None] * S, 0)
     S += tl.reshape(k_, (BK,))[:, None] * left[None, :]
@@ -129,6 +137,8 @@ def mixer_kernel(
     o *= tl.rsqrt(tl.sum(o * o, 0) / V + EPS) * row(norm, values, V)
     if ACTIVATION > 0:
         if G_RANK > 0:
+            if not AHEAD:
+                g_matrix = load_tile(g_weight + h * V * G_RANK, values, g_columns, G_RANK, V, G_RANK)
             gate = tl.sum(g_matrix.to(tl.float32) * row(x + AT_G, g_columns, G_RANK)[None, :], 1)
             gate += row(g_bias + h * V, values, V)
         else:

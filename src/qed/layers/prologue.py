@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from .mixer import Gates, Mixer
 
 WIDEST = 256  # channels of a head
-STRETCH, WARPS = 4, 2  # tokens and warps of a program
-BACKWARD_STRETCH, BACKWARD_WARPS = 16, 8
+STRETCH, WARPS = 4, 2  # tokens and warps of a program, there and back
 WIDTHS = {"none": 0, "head": 1, "channel": 2}
 
 
@@ -117,7 +116,7 @@ def backward(
     grads = gradients_like(qkv, b, w, f, A_log, dt_bias, strength)
     qkv, b, w, f = _rows(qkv), _rows(b), *(None if x is None else _rows(x) for x in (w, f))
     taps, tokens = _taps(weight), qkv.shape[:2].numel()
-    stretches = -(-tokens // BACKWARD_STRETCH)
+    stretches = -(-tokens // STRETCH)
     # Of every stretch: what is summed over tokens is summed by torch. No atomics.
     sums = [x.new_empty(stretches, *x.shape, dtype=torch.float32) for x in grads[4:]]
     if tokens:
@@ -128,8 +127,8 @@ def backward(
             *(0 if x is None else x.stride(1) for x in (qkv, b, w, f)),
             *(tokens, qkv.shape[1]),
             **_constants(qkv, taps, RULES[rule], heads, width),
-            BT=BACKWARD_STRETCH,
-            num_warps=BACKWARD_WARPS,
+            BT=STRETCH,
+            num_warps=WARPS,
         )
     return *grads[:4], *(x.sum(0).to(y.dtype) for x, y in zip(sums, grads[4:], strict=True))
 

@@ -89,7 +89,7 @@ class Decoder:
         self.owner: weakref.ref[QEDCache] | None = None
         self.graphs: dict[Sampling | None, torch.cuda.CUDAGraph] = {}
         compiled = torch.compile(_block_step, fullgraph=True) if self.device.type == "cuda" else _block_step
-        self.block_steps = [one_token.block_step if one_token.runs(x) else compiled for x in model.model.layers]
+        self.block_steps = [one_token.block_step if one_token.runs(x, batch) else compiled for x in model.model.layers]
 
     def start(self, cache: QEDCache) -> None:
         """Go on from where a cache is. Its states are this decoder's from then on, and change with every step."""

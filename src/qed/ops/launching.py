@@ -15,7 +15,7 @@ FUSED = {"enable_fp_fusion": True}
 
 
 @cache
-def early(device: torch.device) -> dict[str, bool]:
+def early(device: torch.device) -> dict[str, Any]:
     """For kernels that can start before the one in front of them is done: whether they do."""
     can = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"EARLY": True, "launch_pdl": True} if can else {"EARLY": False}
