@@ -126,7 +126,7 @@ def record_layers(dtype: torch.dtype, width: int) -> None:
     x, norm = x.view(-1, 8 * width), RMSNorm(8 * width).to(dtype)
     matrix = Linear(8 * width, 8 * width, bias=False, dtype=dtype)
     one_token.project(matrix, x[:1], norm=norm)
-    one_token.project(matrix, x[:1], norm=norm, swiglu=True)
+    one_token.times_vector(x[:1], matrix.weight, norm, None, swiglu=True)
     one_token.project(matrix, x[:1], residual=x[:1])
 
 

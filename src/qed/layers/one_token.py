@@ -35,9 +35,10 @@ def runs(block: Any, batch: int) -> bool:
         isinstance(mixer, Mixer) and TRITON_INSTALLED and weight.is_cuda and weight.dtype != torch.float64
     ):
         return False
-    matrices = [mixer.in_proj, mixer.o_proj, mixer.f_proj, mixer.g_proj, block.mlp.gate_up_proj, block.mlp.down_proj]
-    ours = all(_as_made(x) for x in matrices if x is not None)
-    ranks = [x.in_features for x in (mixer.f_proj, mixer.g_proj) if x is not None]
+    low_rank = [x for x in (mixer.f_proj, mixer.g_proj) if x is not None]
+    ours = all(_is(x, Linear) for x in (mixer.in_proj, block.mlp.gate_up_proj, *low_rank))
+    ours = ours and all(_is(x, ResidualProjection) for x in (mixer.o_proj, block.mlp.down_proj))
+    ranks = [x.in_features for x in low_rank]
     sizes_fit = mixer.head_dim * mixer.value_head_dim <= LARGEST and max(ranks, default=0) <= prologue.WIDEST
     return ours and sizes_fit and prologue.fits(mixer)
 
@@ -48,25 +49,29 @@ def block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor
     mlp: SwiGLU = block.mlp
     y = mix(project(mixer.in_proj, x, norm=block.mixer_norm), mixer, conv, recurrent)
     x = project(mixer.o_proj, y, residual=x)
-    if x.shape[0] > 1:
+    if not _in_one_kernel(mlp.gate_up_proj, x):
         return mlp(block.mlp_norm(x), residual=x)
-    return project(mlp.down_proj, project(mlp.gate_up_proj, x, norm=block.mlp_norm, swiglu=True), residual=x)
+    y = times_vector(x, mlp.gate_up_proj.weight, block.mlp_norm, None, swiglu=True)
+    return project(mlp.down_proj, y, residual=x)
 
 
-def project(
-    linear: nn.Linear, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None, swiglu: bool = False
-) -> Tensor:
-    """linear(x) of x [B, ·] with the norm before it or the residual stream behind it. `swiglu`: the product of its
-    two halves, for B = 1."""
-    weight = linear.weight
-    if x.shape[0] > 1 or weight.shape[1] > NUMBERS or not _as_made(linear):
-        x = x if norm is None else norm(x)
-        return linear(x) if residual is None else linear(x, residual)
-    return _times_vector(x, weight, norm, residual, swiglu)
+def project(linear: nn.Linear, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
+    """linear(x) of x [B, ·] with the norm before it or the residual stream behind it."""
+    if _in_one_kernel(linear, x):
+        return times_vector(x, linear.weight, norm, residual, swiglu=False)
+    x = x if norm is None else norm(x)
+    return linear(x) if residual is None else linear(x, residual)
+
+
+def _in_one_kernel(linear: nn.Linear, x: Tensor) -> bool:
+    made = any(_is(linear, kind) for kind in (nn.Linear, Linear, ResidualProjection))
+    unbiased = getattr(linear, "bias", None) is None
+    return made and unbiased and x.shape[0] == 1 and linear.weight.shape[1] <= NUMBERS
 
 
 @on_its_device
-def _times_vector(x: Tensor, weight: Tensor, norm: RMSNorm | None, residual: Tensor | None, swiglu: bool) -> Tensor:
+def times_vector(x: Tensor, weight: Tensor, norm: RMSNorm | None, residual: Tensor | None, *, swiglu: bool) -> Tensor:
+    """W x of x [1, ·], as `vector_kernel` says."""
     from .one_token_kernels import vector_kernel
 
     N, M = weight.shape[0] // (1 + swiglu), weight.shape[1]
@@ -123,9 +128,9 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
     return y
 
 
-def _as_made(linear: nn.Module) -> bool:
-    """Neither adapted nor quantised."""
-    return type(linear) in (nn.Linear, Linear, ResidualProjection) and type(linear.weight.data) is Tensor
+def _is(linear: nn.Module, kind: type[nn.Linear]) -> bool:
+    """As it was made: neither adapted nor quantised."""
+    return type(linear) is kind and type(linear.weight.data) is Tensor
 
 
 def _power_of_two(x: int) -> int:
