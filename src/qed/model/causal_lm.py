@@ -62,20 +62,25 @@ class QEDBlock(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
-    def forward(self, x: Tensor, state: Any, sequences: Sequences, **options: Any) -> tuple[Tensor, Any]:
+    def forward(
+        self, x: Tensor, state: Any, sequences: Sequences, keeps_state: bool = True, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """`keeps_state`: otherwise None is returned for it. What a compiled program returns has a gradient."""
         if self.recomputes and self.training and torch.is_grad_enabled():
             return checkpoint(
-                *(self._forward, x, state, sequences),
+                *(self._forward, x, state, sequences, keeps_state),
                 **options,
                 use_reentrant=False,
                 preserve_rng_state=False,
                 context_fn=_saving_products,
             )
-        return self._forward(x, state, sequences, **options)
+        return self._forward(x, state, sequences, keeps_state, **options)
 
-    def _forward(self, x: Tensor, state: Any, sequences: Sequences, **options: Any) -> tuple[Tensor, Any]:
+    def _forward(
+        self, x: Tensor, state: Any, sequences: Sequences, keeps_state: bool, **options: Any
+    ) -> tuple[Tensor, Any]:
         x, state = self.mixer(self.mixer_norm(x), state, sequences, residual=x, **options)
-        return self.mlp(self.mlp_norm(x), residual=x), state
+        return self.mlp(self.mlp_norm(x), residual=x), state if keeps_state else None
 
 
 class QEDPreTrainedModel(PreTrainedModel):
@@ -162,7 +167,7 @@ class QEDModel(QEDPreTrainedModel):
         for i, layer in enumerate(self.layers):
             state = None if past_key_values is None else past_key_values.get(i)
             run = partial(self._gradient_checkpointing_func, layer.__call__) if self._checkpoints() else layer
-            x, state = run(x, state, sequences)
+            x, state = run(x, state, sequences, use_cache)
             if use_cache and past_key_values is not None:
                 past_key_values.put(i, state)
         if use_cache and past_key_values is not None:
@@ -302,6 +307,11 @@ def recompute_cheap(model: QEDForCausalLM) -> None:
 
 
 def compile_blocks(model: QEDForCausalLM) -> None:
-    """Each block as one program; all share what was compiled for the first."""
+    """Each block as one program; all share what was compiled for the first. A concatenation, as in the gradient of
+    SwiGLU's two halves, is written by what makes its parts: by default inductor reads everything once for each part."""
+    from torch._inductor import config
+
+    names = ("max_pointwise_cat_inputs", "max_complex_pointwise_cat_inputs")  # not all releases have the second
+    options = {name: 0 for name in names if hasattr(config, name)}
     for block in model.model.layers:
-        block.compile()
+        block.compile(options=options)
