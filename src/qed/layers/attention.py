@@ -88,6 +88,5 @@ class Attention(nn.Module):
         rates = self.rope_theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
         angle = places[..., None].float() * rates
         cos, sin = angle.cos()[:, :, None], angle.sin()[:, :, None]
-        first, second = (y.float() for y in x.split(half, -1))
-        turned = (first * cos - second * sin, second * cos + first * sin)
-        return torch.cat([y.to(x.dtype) for y in turned], -1)
+        first, second = x.float().split(half, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

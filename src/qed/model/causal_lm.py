@@ -307,11 +307,6 @@ def recompute_cheap(model: QEDForCausalLM) -> None:
 
 
 def compile_blocks(model: QEDForCausalLM) -> None:
-    """Each block as one program; all share what was compiled for the first. A concatenation, as in the gradient of
-    SwiGLU's two halves, is written by what makes its parts: by default inductor reads everything once for each part."""
-    from torch._inductor import config
-
-    names = ("max_pointwise_cat_inputs", "max_complex_pointwise_cat_inputs")  # not all releases have the second
-    options = {name: 0 for name in names if hasattr(config, name)}
+    """Each block as one program; all share what was compiled for the first."""
     for block in model.model.layers:
-        block.compile(options=options)
+        block.compile()
