@@ -68,7 +68,7 @@ def test_it_learns_and_writes_what_it_should(whole: Path) -> None:
         assert -1 < layer["eigenvalue"][0] <= layer["eigenvalue"][2] < 1
     about = json.loads((whole / "config.json").read_text())
     assert about["config"]["seed"] == 0
-    assert about["environment"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(about["environment"]["torch"])  # builds add "+cu130" and the like
     kept = sorted(x.name for x in (whole / "checkpoints").iterdir())
     assert kept[-2:] == ["step-00000028", "step-00000030"]
     assert len(kept) <= 3
