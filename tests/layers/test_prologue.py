@@ -173,3 +173,12 @@ def test_gradients_in_16_bits_are_as_good_as_torch_s(rule: str) -> None:
     found = gradients(mixer, xs, torch.bfloat16, kernels=True)
     for name in truth:
         assert relative_error(found[name], truth[name]) < 1.2 * relative_error(plain[name], truth[name]) + 2**-9, name
+
+
+@pytest.mark.parametrize("rule", ["qed", "deltanet"])
+def test_opcheck(rule: str) -> None:
+    mixer = layer(rule)
+    inputs = mixer._inputs(torch.randn(2, 5, 24, device=DEVICE))
+    given = prologue.arguments(inputs["qkv"], mixer.conv.weight, mixer, mixer._gates(inputs)[0])
+    leaves = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in given]
+    torch.library.opcheck(prologue_operator.operands_operator, tuple(leaves))
