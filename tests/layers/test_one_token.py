@@ -118,10 +118,9 @@ def test_a_decoder_takes_it_for_all_layers(batch: int, monkeypatch: pytest.Monke
 
 
 def test_what_was_replaced_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_token, "TRITON_INSTALLED", True)
+    monkeypatch.setattr(one_token, "has_kernels", lambda x: True)
     made = block()
-    on_gpu = DEVICE == "cuda"
-    assert one_token.runs(made, one_token.MOST) == on_gpu
+    assert one_token.runs(made, one_token.MOST)
     assert not one_token.runs(made, one_token.MOST + 1)
     made.mixer.o_proj = torch.nn.Linear(32, 24, bias=False, device=DEVICE)
     assert not one_token.runs(made, 1)

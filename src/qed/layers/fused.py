@@ -22,9 +22,12 @@ from ..ops.forms import TRITON_INSTALLED
 Piece = TypeVar("Piece", bound=Callable[..., Any])
 
 
+def has_kernels(x: Tensor) -> bool:
+    return TRITON_INSTALLED and x.is_cuda and x.dtype != torch.float64
+
+
 def pays(x: Tensor) -> bool:
-    plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dtype == torch.float64
-    return TRITON_INSTALLED and x.is_cuda and not plain
+    return has_kernels(x) and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def fused(piece: Piece) -> Piece:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from ..ops.forms import TRITON_INSTALLED
-from ..ops.launching import FUSED, early, on_its_device
+from ..ops.launching import FUSED, early, on_its_device, power_of_two
 from . import prologue
+from .fused import has_kernels
 from .linear import Linear, ResidualProjection
 from .mixer import Mixer
 from .norm import GatedRMSNorm, RMSNorm
@@ -30,10 +29,8 @@ MOST = 128  # sequences: for more, the state's columns are better spread over pr
 
 def runs(block: Any, batch: int) -> bool:
     """Whether a block is run so: for few sequences, a mixer whose rule its row says, and matrices as they were made."""
-    mixer, weight = block.mixer, block.mlp.down_proj.weight
-    if batch > MOST or not (
-        isinstance(mixer, Mixer) and TRITON_INSTALLED and weight.is_cuda and weight.dtype != torch.float64
-    ):
+    mixer = block.mixer
+    if batch > MOST or not (isinstance(mixer, Mixer) and has_kernels(block.mlp.down_proj.weight)):
         return False
     low_rank = [x for x in (mixer.f_proj, mixer.g_proj) if x is not None]
     ours = all(_is(x, Linear) for x in (mixer.in_proj, block.mlp.gate_up_proj, *low_rank))
@@ -75,7 +72,7 @@ def times_vector(x: Tensor, weight: Tensor, norm: RMSNorm | None, residual: Tens
     from .one_token_kernels import vector_kernel
 
     N, M = weight.shape[0] // (1 + swiglu), weight.shape[1]
-    y, BM = x.new_empty(1, N), 1 << (M - 1).bit_length()
+    y, BM = x.new_empty(1, N), power_of_two(M)
     BN = max(1, NUMBERS // BM // (1 + swiglu))
     vector_kernel[(-(-N // BN),)](
         *(x, None if norm is None else norm.weight, weight, residual, y),
@@ -114,12 +111,11 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
         *(norm.weight, y, x.stride(0), mixer.read_scale, mixer.strength_scale * mixer.lambda_max),
         **{f"AT_{name.upper()}": columns[name] for name in "bwfg"},
         **{"H": H, "K": K, "V": V, "W": mixer.conv.weight.shape[1]},
-        **{name.upper(): prologue.WIDTHS[getattr(row, name)] for name in ("erase", "write", "decay")},
-        **{"CORRECTED": row.strength, "DIRECTED": row.direction == "head", "GATE": row.gate, "PROJECT": row.project},
+        **prologue.rule_constants(row),
         **{f"{name}_RANK": rank for name, rank in ranks.items()},
         **{"ACTIVATION": ACTIVATIONS[activation], "EPS": norm.eps},
-        **{"BK": _power_of_two(K), "BV": _power_of_two(V), "BW": _power_of_two(mixer.conv.weight.shape[1])},
-        **{f"B{name}": _power_of_two(rank) for name, rank in ranks.items()},
+        **{"BK": power_of_two(K), "BV": power_of_two(V), "BW": power_of_two(mixer.conv.weight.shape[1])},
+        **{f"B{name}": power_of_two(rank) for name, rank in ranks.items()},
         AHEAD=x.shape[0] == 1,
         **FUSED,
         **options,
@@ -131,7 +127,3 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
 def _is(linear: nn.Module, kind: type[nn.Linear]) -> bool:
     """As it was made: neither adapted nor quantised."""
     return type(linear) is kind and type(linear.weight.data) is Tensor
-
-
-def _power_of_two(x: int) -> int:
-    return 1 << max(x - 1, 0).bit_length()

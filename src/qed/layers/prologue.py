@@ -9,12 +9,12 @@ with a function of its own. Here it is for inference; `prologue_operator.py` has
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..ops.launching import FUSED, on_its_device
+from ..ops.launching import FUSED, on_its_device, power_of_two
 from ..rules import RULES, Operands, Rule
 from .sequences import Sequences
 
@@ -24,6 +24,35 @@ if TYPE_CHECKING:
 WIDEST = 256  # channels of a head
 STRETCH, WARPS = 4, 2  # tokens and warps of a program, there and back
 WIDTHS = {"none": 0, "head": 1, "channel": 2}
+
+
+class Inputs(NamedTuple):
+    """What the operator takes, in its order."""
+
+    qkv: Tensor
+    weight: Tensor  # of the convolution, in qkv's precision
+    b: Tensor | None
+    w: Tensor | None
+    f: Tensor | None
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+    strength: Tensor | None
+    direction: Tensor | None
+    rule: str
+    heads: int
+    width: int
+
+    @property
+    def value_width(self) -> int:
+        return self.qkv.shape[2] // self.heads - 2 * self.width
+
+    def laid_out(self) -> Inputs:
+        """As the kernels read them: tokens of [B, T, ·] at one distance from each other."""
+        b, w, f = (None if y is None else _rows(y) for y in (self.b, self.w, self.f))
+        return self._replace(qkv=_rows(self.qkv), b=b, w=w, f=f)
+
+    def strides(self) -> list[int]:
+        return [0 if y is None else y.stride(1) for y in (self.qkv, self.b, self.w, self.f)]
 
 
 def fits(mixer: Mixer) -> bool:
@@ -43,106 +72,67 @@ def operands(qkv: Tensor, mixer: Mixer, state: Tensor | None, sequences: Sequenc
     return launch(*arguments(qkv, weight, mixer, gates), state=state, places=places, owners=owners)
 
 
-def arguments(qkv: Tensor, weight: Tensor, mixer: Mixer, gates: Gates) -> tuple[Any, ...]:
-    """Of the operator, with the convolution's weight in qkv's precision."""
-    row, decays = mixer.row, mixer.row.decay != "none"
-    return (
-        *(qkv, weight, gates.b, gates.w, gates.f),
-        *((mixer.A_log, mixer.dt_bias) if decays else (None, None)),
-        *(gates.strength, mixer.random_direction if row.direction == "head" else None),
-        *(mixer.rule, mixer.num_heads, mixer.head_dim),
-    )
+def arguments(qkv: Tensor, weight: Tensor, mixer: Mixer, gates: Gates) -> Inputs:
+    A_log, dt_bias = (mixer.A_log, mixer.dt_bias) if mixer.row.decay != "none" else (None, None)
+    direction = mixer.random_direction if mixer.row.direction == "head" else None
+    b, w, f, _, strength = gates
+    sizes = mixer.rule, mixer.num_heads, mixer.head_dim
+    return Inputs(qkv, weight, b, w, f, A_log, dt_bias, strength, direction, *sizes)
 
 
 @on_its_device
 def launch(
-    qkv: Tensor,
-    weight: Tensor,
-    b: Tensor | None,
-    w: Tensor | None,
-    f: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    strength: Tensor | None,
-    direction: Tensor | None,
-    rule: str,
-    heads: int,
-    width: int,
-    *,
-    state: Tensor | None = None,
-    places: Tensor | None = None,
-    owners: Tensor | None = None,
+    *given: Any, state: Tensor | None = None, places: Tensor | None = None, owners: Tensor | None = None
 ) -> Operands:
     from .prologue_kernels import operands_kernel
 
-    found = operands_like(qkv, RULES[rule], heads, width)
-    qkv, b, w, f = _rows(qkv), *(None if x is None else _rows(x) for x in (b, w, f))
-    taps = _taps(weight)
-    if qkv.shape[:2].numel():
-        operands_kernel[(-(-qkv.shape[:2].numel() // STRETCH) * heads,)](
-            *(qkv, taps, taps if state is None else state.to(qkv.dtype).contiguous(), places, owners),
-            *(b, w, f, A_log, dt_bias, strength, direction, *found),
-            *(0 if x is None else x.stride(1) for x in (qkv, b, w, f)),
-            *(qkv.shape[:2].numel(), qkv.shape[1]),
+    x = Inputs(*given)
+    found, x = operands_like(x), x.laid_out()
+    taps, tokens = _taps(x.weight), x.qkv.shape[:2].numel()
+    if tokens:
+        operands_kernel[(-(-tokens // STRETCH) * x.heads,)](
+            *(x.qkv, taps, taps if state is None else state.to(x.qkv.dtype).contiguous(), places, owners),
+            *(*x[2:9], *found, *x.strides(), tokens, x.qkv.shape[1]),
             **{"PACKED": places is not None, "HAS_STATE": state is not None, "BT": STRETCH},
-            **_constants(qkv, taps, RULES[rule], heads, width),
+            **_constants(x),
             num_warps=WARPS,
         )
     return found
 
 
 @on_its_device
-def backward(
-    dq: Tensor,
-    dk: Tensor,
-    da: Tensor,
-    du: Tensor,
-    dg: Tensor | None,
-    qkv: Tensor,
-    weight: Tensor,
-    b: Tensor,
-    w: Tensor | None,
-    f: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    strength: Tensor | None,
-    direction: Tensor | None,
-    rule: str,
-    heads: int,
-    width: int,
-) -> tuple[Tensor, ...]:
+def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
+    """Of what the convolution gave, and of b … strength."""
     from .prologue_kernels import gradients_kernel
 
-    grads = gradients_like(qkv, b, w, f, A_log, dt_bias, strength)
-    qkv, b, w, f = _rows(qkv), _rows(b), *(None if x is None else _rows(x) for x in (w, f))
-    taps, tokens = _taps(weight), qkv.shape[:2].numel()
+    x = Inputs(*given)
+    grads, x = gradients_like(x), x.laid_out()
+    taps, tokens = _taps(x.weight), x.qkv.shape[:2].numel()
     stretches = -(-tokens // STRETCH)
     # Of every stretch: what is summed over tokens is summed by torch. No atomics.
-    sums = [x.new_empty(stretches, *x.shape, dtype=torch.float32) for x in grads[4:]]
+    sums = [y.new_empty(stretches, *y.shape, dtype=torch.float32) for y in grads[4:]]
     if tokens:
-        gradients_kernel[(stretches * heads,)](
-            *(x if x is None else x.contiguous() for x in (dq, dk, da, du, dg)),
-            *(qkv, taps, b, w, f, A_log, dt_bias, strength, direction),
-            *(*grads[:4], *sums),
-            *(0 if x is None else x.stride(1) for x in (qkv, b, w, f)),
-            *(tokens, qkv.shape[1]),
-            **_constants(qkv, taps, RULES[rule], heads, width),
+        gradients_kernel[(stretches * x.heads,)](
+            *(y if y is None else y.contiguous() for y in (dq, dk, da, du, dg)),
+            *(x.qkv, taps, *x[2:9], *grads[:4], *sums, *x.strides(), tokens, x.qkv.shape[1]),
+            **_constants(x),
             BT=STRETCH,
             num_warps=WARPS,
         )
-    return *grads[:4], *(x.sum(0).to(y.dtype) for x, y in zip(sums, grads[4:], strict=True))
+    return *grads[:4], *(y.sum(0).to(z.dtype) for y, z in zip(sums, grads[4:], strict=True))
 
 
-def _constants(qkv: Tensor, taps: Tensor, row: Rule, H: int, K: int) -> dict[str, Any]:
-    V = qkv.shape[2] // H - 2 * K
-    return {
-        **{"H": H, "K": K, "V": V, "W": taps.shape[0]},
-        **{"ERASE": WIDTHS[row.erase], "WRITE": WIDTHS[row.write], "DECAY": WIDTHS[row.decay]},
-        **{"CORRECTED": row.strength, "DIRECTED": row.direction == "head"},
-        **{"GATE": row.gate, "PROJECT": row.project},
-        **{"BK": 1 << (K - 1).bit_length(), "BV": 1 << (V - 1).bit_length()},
-        **FUSED,
-    }
+def _constants(x: Inputs) -> dict[str, Any]:
+    H, K, V = x.heads, x.width, x.value_width
+    sizes = {"H": H, "K": K, "V": V, "W": x.weight.shape[1], "BK": power_of_two(K), "BV": power_of_two(V)}
+    return sizes | rule_constants(RULES[x.rule]) | FUSED
+
+
+def rule_constants(row: Rule) -> dict[str, Any]:
+    """What kernels that make a and u have to know of a rule: its columns."""
+    widths = {name.upper(): WIDTHS[getattr(row, name)] for name in ("erase", "write", "decay")}
+    correction = {"CORRECTED": row.strength, "DIRECTED": row.direction == "head"}
+    return widths | correction | {"GATE": row.gate, "PROJECT": row.project}
 
 
 def _taps(weight: Tensor) -> Tensor:
@@ -151,19 +141,21 @@ def _taps(weight: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x [B, T, ·], its tokens at one distance from each other."""
     apart = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
     return x if x.stride(2) == 1 and apart else x.contiguous()
 
 
-def operands_like(qkv: Tensor, row: Rule, H: int, K: int) -> Operands:
-    q, k, a = (qkv.new_empty(*qkv.shape[:2], H, K) for _ in range(3))
-    u, g = qkv.new_empty(*qkv.shape[:2], H, qkv.shape[2] // H - 2 * K), None
-    if row.decay != "none":
-        g = qkv.new_empty(*qkv.shape[:2], H, K if row.decay == "channel" else 1, dtype=torch.float32)
-    return Operands(q, k, a, u, g)
+def operands_like(x: Inputs) -> Operands:
+    def empty(width: int, **options: Any) -> Tensor:
+        return x.qkv.new_empty(*x.qkv.shape[:2], x.heads, width, **options)
+
+    decay, g = RULES[x.rule].decay, None
+    if decay != "none":
+        g = empty(x.width if decay == "channel" else 1, dtype=torch.float32)
+    return Operands(empty(x.width), empty(x.width), empty(x.width), empty(x.value_width), g)
 
 
-def gradients_like(qkv: Tensor, *inputs: Tensor | None) -> list[Tensor]:
+def gradients_like(x: Inputs) -> list[Tensor]:
     """Contiguous; empty where there is no such input: an operator returns tensors."""
-    return [qkv.new_empty(qkv.shape), *(qkv.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs)]
+    others = (x.b, x.w, x.f, x.A_log, x.dt_bias, x.strength)
+    return [x.qkv.new_empty(x.qkv.shape), *(x.qkv.new_empty(0) if y is None else y.new_empty(y.shape) for y in others)]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops.forms import TRITON_INSTALLED
-from ..rules import RULES, Operands
+from ..rules import Operands
 from .convolution_operator import WIDEST as MOST_TAPS
-from .prologue import arguments, backward, fits, gradients_like, launch, operands_like
+from .fused import has_kernels
+from .prologue import Inputs, arguments, backward, fits, gradients_like, launch, operands_like
 from .sequences import Sequences
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 def trains(mixer: Mixer, x: Tensor, state: Tensor | None, sequences: Sequences) -> bool:
     """Whether operands that have gradients are made so: of more than one token, from a sequence's beginning."""
     dense = state is None and sequences.cu_seqlens is None and x.shape[1] > 1
-    kernels = TRITON_INSTALLED and x.is_cuda and x.dtype != torch.float64
-    return dense and kernels and fits(mixer) and 1 < mixer.conv.weight.shape[1] <= MOST_TAPS
+    return dense and has_kernels(x) and fits(mixer) and 1 < mixer.conv.weight.shape[1] <= MOST_TAPS
 
 
 def differentiable_operands(qkv: Tensor, mixer: Mixer, gates: Gates) -> Operands:
@@ -72,9 +71,7 @@ def _differentiate(ctx: Any, dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg:
 
 _LIBRARY.impl("operands", lambda *x: _whole(x[0], launch(*x)), "CompositeExplicitAutograd")
 _LIBRARY.impl("operands_backward", backward, "CompositeExplicitAutograd")
-torch.library.register_fake(
-    "qed::operands", lambda *x: _whole(x[0], operands_like(x[0], RULES[x[9]], *x[10:])), lib=_LIBRARY
-)
-torch.library.register_fake("qed::operands_backward", lambda *x: tuple(gradients_like(x[5], *x[7:13])), lib=_LIBRARY)
+torch.library.register_fake("qed::operands", lambda *x: _whole(x[0], operands_like(Inputs(*x))), lib=_LIBRARY)
+torch.library.register_fake("qed::operands_backward", lambda *x: tuple(gradients_like(Inputs(*x[5:]))), lib=_LIBRARY)
 torch.library.register_autograd("qed::operands", _differentiate, setup_context=_keep, lib=_LIBRARY)
 operands_operator: Callable[..., tuple[Tensor, ...]] = torch.ops.qed.operands.default

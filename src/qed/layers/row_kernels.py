@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.launching import FUSED, on_its_device
+from ..ops.launching import FUSED, on_its_device, power_of_two
 from .sigmoid import sigmoid
 
 TILE, BLOCK = 4096, 1024  # numbers of a program, in rows and flat
@@ -53,7 +53,7 @@ def rms_norm(
     width = x.shape[-1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     flat, given = _matrix(x), None if gate is None else _matrix(gate)
-    BD = 1 << (width - 1).bit_length()
+    BD = power_of_two(width)
     BR = max(1, TILE // BD)
     if y.numel():
         norm_kernel[(-(-flat.shape[0] // BR),)](

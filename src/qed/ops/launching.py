@@ -14,6 +14,11 @@ Launch = TypeVar("Launch", bound=Callable[..., Any])
 FUSED = {"enable_fp_fusion": True}
 
 
+def power_of_two(width: int) -> int:
+    """The smallest that holds it: tiles have no other widths."""
+    return 1 << max(width - 1, 0).bit_length()
+
+
 @cache
 def early(device: torch.device) -> dict[str, Any]:
     """For kernels that can start before the one in front of them is done: whether they do."""

@@ -20,7 +20,7 @@ from ..packing import chunk_bound, sequence_count
 from .backward import chunk_gradients, pair_gradients, state_gradients
 from .forward import chunk_states, chunk_terms, segment_starts
 from .step import decode_step
-from .tuning import CHUNK, SLOTS, Config, architecture, config, power_of_two, refuse_known_bad
+from .tuning import CHUNK, SLOTS, Config, architecture, config, product_tile, refuse_known_bad
 
 SHORTEST_SEGMENT = 8  # in chunks
 
@@ -67,7 +67,7 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
     """What a kernel's launches have in common."""
     setting = shapes.setting(kernel, lanes)
     known: dict[str, Any] = shapes._asdict() | {"BK": setting.BK, "BV": setting.BV}
-    known |= {"C": CHUNK, "LOG_C": CHUNK.bit_length() - 1, "ALL_K": power_of_two(shapes.K)}
+    known |= {"C": CHUNK, "LOG_C": CHUNK.bit_length() - 1, "ALL_K": product_tile(shapes.K)}
     known |= {"REACH": 80.0 if shapes.dtype == torch.float32 else 110.0, "LEAST": -80.0 / shapes.sub}
     known |= {"CENTRED": tl.bfloat16 if shapes.dtype == torch.bfloat16 else tl.float32}
     found = {name: known[name] for name in TAKES[kernel.removesuffix(", cut")]}
@@ -200,8 +200,8 @@ def _segment_starts(
     """M and Mᵀ of every segment's S → M S + N, and the state every segment starts from."""
     N = _states_like(terms[0], u, segments)
     maps = N.new_empty(*N.shape[:2], 2, shapes.K, shapes.K)
-    M_starts = power_of_two(shapes.V)
-    tiles = (M_starts + power_of_two(shapes.K)) // shapes.setting("segment_maps").BV
+    M_starts = product_tile(shapes.V)
+    tiles = (M_starts + product_tile(shapes.K)) // shapes.setting("segment_maps").BV
     chunk_states[(segments.lanes * tiles,)](
         *(*terms, u, None, None, N, maps, None, None),
         *(table.tokens, segments.each, segments.chunks, None, None),

@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 import triton
 
+from ..launching import power_of_two
+
 CHUNK = 64
 SHARED = {
     80: 163,
@@ -86,9 +88,9 @@ class Config:
     num_stages: int
 
 
-def power_of_two(width: int) -> int:
+def product_tile(width: int) -> int:
     """The smallest tile a matrix product takes that holds `width` columns."""
-    return max(16, 1 << (width - 1).bit_length())
+    return max(16, power_of_two(width))
 
 
 @lru_cache
@@ -103,7 +105,7 @@ def architecture(device: torch.device) -> int:
 @lru_cache
 def config(kernel: str, bytes_each: int, K: int, V: int, lanes: int = 0, architecture: int = 90) -> Config:
     """The setting of one kernel; `bytes_each` is the size of one input number, `lanes` how many states there are."""
-    K, V = power_of_two(K), power_of_two(V)
+    K, V = product_tile(K), product_tile(V)
     found = _checked_in(kernel, bytes_each == 4, K, V, lanes, SHARED.get(architecture, min(SHARED.values())))
     return replace(found, **_overrides().get(kernel, {}))
 
