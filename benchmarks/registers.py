@@ -123,6 +123,7 @@ def record_layers(dtype: torch.dtype, width: int) -> None:
     for gate, activation in ((None, None), (x, "silu"), (x, "sigmoid")):
         row_kernels.rms_norm(x, weight, 1e-5, gate, activation)
     row_kernels.silu_product(x)
+    row_kernels.silu_product_gradient(x[:, : width // 2], x)
     x, norm = x.view(-1, 8 * width), RMSNorm(8 * width).to(dtype)
     matrix = Linear(8 * width, 8 * width, bias=False, dtype=dtype)
     one_token.project(matrix, x[:1], norm=norm)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qed import QEDConfig, QEDForCausalLM
-from qed.layers import Mixer, Sequences, prologue, prologue_operator
+from qed.layers import Mixer, Sequences, mlp, norm, prologue, prologue_operator
 from qed.layers.sequences import DENSE
 from qed.model.causal_lm import compile_blocks, recompute_cheap
 from qed.model.initialization import initialize
@@ -153,9 +153,13 @@ def test_a_model_s_gradients_compiled_and_eager(monkeypatch: pytest.MonkeyPatch)
     def found(model: QEDForCausalLM) -> list[torch.Tensor]:
         return list(torch.autograd.grad(model(ids, labels=ids).loss, list(model.parameters())))
 
-    monkeypatch.setattr(prologue_operator, "trains", lambda *_: False)
+    def ways(own: bool) -> None:
+        for module, question in ((prologue_operator, "trains"), (mlp, "has_kernels"), (norm, "has_kernels")):
+            monkeypatch.setattr(module, question, lambda *_: own)
+
+    ways(own=False)
     truth = found(model)
-    monkeypatch.setattr(prologue_operator, "trains", lambda *_: True)
+    ways(own=True)
     compiled = copy.deepcopy(model)
     recompute_cheap(compiled)
     compile_blocks(compiled)

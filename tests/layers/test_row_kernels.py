@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from qed.layers import norm
+from qed.layers.product_operator import product_operator
 from qed.testing import relative_error
 
 from ..ops.triton.conftest import as_on_a_gpu  # noqa: F401 (used by pytest)
@@ -42,6 +43,23 @@ def test_product(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert not both.numel() or relative_error(found, truth) < ROUNDING[dtype]
 
 
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("shape", [(1, 2), (3, 5, 200), (2, 1248), (0, 8)])
+def test_product_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    both = (3 * numbers(*shape, dtype=dtype)).requires_grad_()
+    dy = numbers(*shape[:-1], shape[-1] // 2, dtype=dtype)
+    (found,) = torch.autograd.grad(product_operator(both), both, dy)
+    wide = both.detach().double().requires_grad_()
+    gate, up = wide.chunk(2, -1)
+    (truth,) = torch.autograd.grad(torch.nn.functional.silu(gate) * up, wide, dy.double())
+    assert found.shape == truth.shape
+    assert not both.numel() or relative_error(found, truth) < ROUNDING[dtype]
+
+
+def test_product_opcheck() -> None:
+    torch.library.opcheck(product_operator, (numbers(2, 3, 20).requires_grad_(),))
+
+
 def test_rows_anywhere_in_memory() -> None:
     whole = numbers(3, 6, 40)
     weight = numbers(10)
@@ -49,3 +67,6 @@ def test_rows_anywhere_in_memory() -> None:
         truth = torch.nn.functional.rms_norm(x, (10,), weight, 1e-5)
         assert relative_error(row_kernels.rms_norm(x, weight, 1e-5), truth) < 1e-6
         assert torch.equal(row_kernels.silu_product(x), row_kernels.silu_product(x.contiguous()))
+        dy = numbers(5, *x.shape[:-1]).movedim(0, -1)
+        dense = row_kernels.silu_product_gradient(dy.contiguous(), x.contiguous())
+        assert torch.equal(row_kernels.silu_product_gradient(dy, x), dense)

@@ -3,8 +3,8 @@
 In plain torch every operation reads and writes whole tensors, and a prefill spends more time on those than on products
 of matrices. So what lies between products is done by kernels that read and write once (`prologue.py`,
 `row_kernels.py`), and what a rule's own function does by a program that torch compiles from it. In training torch has
-to see what it saves (of these only the prologue has a gradient), and in a compiled model the rest is part of larger
-programs.
+to see what it saves (of these the prologue and SwiGLU's product have a gradient), and in a compiled model the rest is
+part of larger programs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from .fused import pays
+from .fused import has_kernels, pays
 from .linear import Linear, ResidualProjection, onto
+from .product_operator import product_operator
 
 
 class SwiGLU(nn.Module):
@@ -23,5 +25,7 @@ class SwiGLU(nn.Module):
             from .row_kernels import silu_product
 
             return silu_product(both)
+        if has_kernels(both) and torch.is_grad_enabled():
+            return product_operator(both)
         gate, up = both.chunk(2, -1)
         return nn.functional.silu(gate) * up

@@ -1,5 +1,5 @@
-"""RMSNorm, RMSNorm times an activated gate, and SwiGLU's product as Triton kernels without a gradient. Each reads its
-inputs once and writes once; torch's functions in `norm.py` and `mlp.py` say what they compute."""
+"""RMSNorm, RMSNorm times an activated gate, and SwiGLU's product, the last with its gradient, as Triton kernels. Each
+reads its inputs once and writes once; torch's functions in `norm.py` and `mlp.py` say what they compute."""
 
 from __future__ import annotations
 
@@ -33,16 +33,25 @@ def norm_kernel(
 
 
 @triton.jit
-def product_kernel(both, y, stride, numbers, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Numbers lie flat: widths are seldom a multiple of a large tile's."""
+def product_kernel(both, y, dy, d_both, stride, numbers, WIDTH: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr):
+    """`y`, or with BACK `d_both`. Numbers lie flat: widths are seldom a multiple of a large tile's."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     first = start // WIDTH  # row
     at = (start - first * WIDTH).to(tl.int32) + tl.arange(0, BLOCK)
     inside = tl.arange(0, BLOCK) < numbers - start
-    both += first * stride + (at // WIDTH).to(tl.int64) * stride + at % WIDTH
+    rows, columns = first + at // WIDTH, at % WIDTH
+    both += rows * stride + columns
     gate = tl.load(both, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + start + tl.arange(0, BLOCK), (gate * up * sigmoid(gate)).to(y.dtype.element_ty), mask=inside)
+    open_ = sigmoid(gate)
+    if BACK:
+        dy_ = tl.load(dy + start + tl.arange(0, BLOCK), mask=inside, other=0.0).to(tl.float32)
+        d_both += rows * (2 * WIDTH) + columns
+        d_gate = dy_ * up * open_ * (1.0 + gate * (1.0 - open_))
+        tl.store(d_both, d_gate.to(d_both.dtype.element_ty), mask=inside)
+        tl.store(d_both + WIDTH, (dy_ * gate * open_).to(d_both.dtype.element_ty), mask=inside)
+    else:
+        tl.store(y + start + tl.arange(0, BLOCK), (gate * up * open_).to(y.dtype.element_ty), mask=inside)
 
 
 @on_its_device
@@ -68,12 +77,27 @@ def rms_norm(
 @on_its_device
 def silu_product(both: Tensor) -> Tensor:
     """silu(gate) ⊙ up of [..., gate and up side by side]."""
-    flat, width = _matrix(both), both.shape[-1] // 2
-    y = torch.empty(*both.shape[:-1], width, dtype=both.dtype, device=both.device)
-    if y.numel():
-        grid = (-(-y.numel() // BLOCK),)
-        product_kernel[grid](flat, y, flat.stride(0), y.numel(), WIDTH=width, BLOCK=BLOCK, num_warps=4, **FUSED)
+    y = torch.empty(*both.shape[:-1], both.shape[-1] // 2, dtype=both.dtype, device=both.device)
+    _product(both, y, None, None)
     return y
+
+
+@on_its_device
+def silu_product_gradient(dy: Tensor, both: Tensor) -> Tensor:
+    d_both = torch.empty(both.shape, dtype=both.dtype, device=both.device)
+    _product(both, None, dy.contiguous(), d_both)
+    return d_both
+
+
+def _product(both: Tensor, y: Tensor | None, dy: Tensor | None, d_both: Tensor | None) -> None:
+    flat, width, numbers = _matrix(both), both.shape[-1] // 2, both.numel() // 2
+    if numbers:
+        product_kernel[(-(-numbers // BLOCK),)](
+            *(flat, y, dy, d_both, flat.stride(0), numbers),
+            **{"WIDTH": width, "BACK": dy is not None, "BLOCK": BLOCK},
+            **FUSED,
+            num_warps=4,
+        )
 
 
 def _matrix(x: Tensor) -> Tensor:

@@ -23,10 +23,11 @@ from .generation import can_decode_fast, decoder_of
 from .initialization import initialize
 
 _PRODUCTS: set[Any] = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *SAVING_OPS.values()}
+_KEPT = {*_PRODUCTS, torch.ops.aten.rsqrt.default}  # and the scales of norms: one number a row
 
 
 def _policy(_: Any, operator: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _saving_products() -> Any:
