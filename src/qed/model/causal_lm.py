@@ -22,15 +22,17 @@ from .config import ATTENTION, QEDConfig
 from .generation import can_decode_fast, decoder_of
 from .initialization import initialize
 
-_PRODUCTS: set[Any] = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *SAVING_OPS.values()}
-_KEPT = {*_PRODUCTS, torch.ops.aten.rsqrt.default}  # and the scales of norms: one number a row
+_KEPT: set[Any] = {
+    *(torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *SAVING_OPS.values()),
+    torch.ops.aten.rsqrt.default,  # scales of norms: one number a row
+}
 
 
 def _policy(_: Any, operator: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _saving_products() -> Any:
+def _keeping() -> Any:
     return create_selective_checkpoint_contexts(_policy)
 
 
@@ -73,7 +75,7 @@ class QEDBlock(nn.Module):
                 **options,
                 use_reentrant=False,
                 preserve_rng_state=False,
-                context_fn=_saving_products,
+                context_fn=_keeping,
             )
         return self._forward(x, state, sequences, keeps_state, **options)
 
@@ -298,8 +300,9 @@ def causal_loss(logits: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None
 
 
 def recompute_cheap(model: QEDForCausalLM) -> None:
-    """Keep products for the backward, of matrices and of the recurrence, and make again what is cheap: norms, gates,
-    the convolution. About half the memory for a few per cent of a step's time where blocks are compiled."""
+    """Keep products for the backward, of matrices and of the recurrence, and make again what is cheap: norms (but for
+    their scales), gates, the convolution. About half the memory for a few per cent of a step's time where blocks are
+    compiled."""
     # torch warns of operations in place inside what is made again: there are none.
     logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in str(record.msg))
     for block in model.model.layers:
