@@ -36,7 +36,7 @@ KERNELS: dict[str, Any] = {  # and where they are launched from
     **dict.fromkeys(("chunk_terms", "chunk_states", "segment_starts", "state_gradients", "pair_gradients"), launch),
     **dict.fromkeys(("chunk_gradients", "decode_step"), launch),
     **dict.fromkeys(("forward_kernel", "backward_kernel"), convolution_kernels),
-    **dict.fromkeys(("operands_kernel", "gradients_kernel"), prologue_kernels),
+    **dict.fromkeys(("operands_kernel", "gradients_kernel", "window_gradients_kernel"), prologue_kernels),
     **dict.fromkeys(("norm_kernel", "product_kernel"), row_kernels),
     **dict.fromkeys(("vector_kernel", "mixer_kernel"), one_token_kernels),
 }
@@ -111,7 +111,7 @@ def record_layers(dtype: torch.dtype, width: int) -> None:
         for before, sequences in ((None, DENSE), (state, DENSE), (state, Sequences(cu_seqlens=torch.tensor([0, 64])))):
             prologue.operands(qkv, mixer, before, sequences, gates)
         like = prologue.operands(qkv, mixer, None, DENSE, gates)
-        given = prologue.arguments(qkv, mixer.conv.weight, mixer, gates)
+        given = prologue.arguments(qkv, mixer, gates)
         prologue.backward(like.q, like.k, like.a, like.u, like.g, *given)
         for batch in (1, 2):
             x, recurrent = torch.empty(batch, 64, dtype=dtype), torch.empty(batch, 2, width, width)

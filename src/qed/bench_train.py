@@ -106,6 +106,7 @@ def idle(spans: list[tuple[float, float]], shortest: float = 0.0) -> float:
 def idle_in_training(size: dict[str, Any], batch: int, tokens: int) -> dict[str, float]:
     """The share of `qed train`'s third step and most of its fourth in which the GPU has nothing to do: the first ones
     compile, and after the last one comes a checkpoint. In all, and in waits longer than from one kernel to the next."""
+    torch._dynamo.reset()  # as in a process of its own: Python looks for a block's program among all that there are
     quiet = Console(quiet=True)
     with TemporaryDirectory() as folder:
         base = Path(folder)

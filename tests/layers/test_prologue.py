@@ -132,7 +132,7 @@ def gradients(mixer: Mixer, xs: torch.Tensor, dtype: torch.dtype, kernels: bool)
 
 @pytest.mark.parametrize("rule", SAID)
 @pytest.mark.parametrize(
-    ("sizes", "tokens"), [({}, (2, 37)), ({"head_dim": 12, "value_head_dim": 20, "conv_size": 2}, (1, 5))], ids=str
+    ("sizes", "tokens"), [({}, (2, 70)), ({"head_dim": 12, "value_head_dim": 20, "conv_size": 2}, (1, 5))], ids=str
 )
 def test_gradients(rule: str, sizes: dict[str, int], tokens: tuple[int, int]) -> None:
     mixer = layer(rule, **sizes)
@@ -183,6 +183,6 @@ def test_gradients_in_16_bits_are_as_good_as_torch_s(rule: str) -> None:
 def test_opcheck(rule: str) -> None:
     mixer = layer(rule)
     inputs = mixer._inputs(torch.randn(2, 5, 24, device=DEVICE))
-    given = prologue.arguments(inputs["qkv"], mixer.conv.weight, mixer, mixer._gates(inputs)[0])
+    given = prologue.arguments(inputs["qkv"], mixer, mixer._gates(inputs)[0])
     leaves = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in given]
     torch.library.opcheck(prologue_operator.operands_operator, tuple(leaves))

@@ -39,19 +39,23 @@ class Loader:
 
 
 class ReadAhead:
-    """A loader's steps, each read from disk while the one before is worked on."""
+    """A loader's steps on a device. What is begun is read from disk and copied by a thread, while the device works."""
 
-    def __init__(self, loader: Loader):
-        self.loader, self.thread = loader, ThreadPoolExecutor(1)
+    def __init__(self, loader: Loader, device: str):
+        self.loader, self.device, self.thread = loader, device, ThreadPoolExecutor(1)
         self.next: tuple[int, Future[Tensor]] | None = None
 
-    def step(self, step: int) -> Tensor:
-        read = self.next[1] if self.next and self.next[0] == step else self._begin(step)
-        self.next = step + 1, self._begin(step + 1)
-        return read.result()
+    def begin(self, step: int) -> None:
+        self.next = step, self.thread.submit(self._read, step)
 
-    def _begin(self, step: int) -> Future[Tensor]:
-        return self.thread.submit(self.loader.step, step)
+    def step(self, step: int) -> Tensor:
+        return self.next[1].result() if self.next and self.next[0] == step else self._read(step)
+
+    def _read(self, step: int) -> Tensor:
+        rows = self.loader.step(step)
+        if self.device.startswith("cuda"):
+            rows = rows.pin_memory()  # from elsewhere a copy waits for all that was asked of the device before
+        return rows.to(self.device, non_blocking=True)
 
 
 def permuted(place: int, count: int, key: str) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDEST = 256  # channels of a head
 STRETCH, WARPS = 4, 2  # tokens and warps of a program, there and back
+LONG_STRETCH, CHANNELS = 64, 256  # of one warp that goes from token to token
 WIDTHS = {"none": 0, "head": 1, "channel": 2}
 
 
@@ -30,7 +31,7 @@ class Inputs(NamedTuple):
     """What the operator takes, in its order."""
 
     qkv: Tensor
-    weight: Tensor  # of the convolution, in qkv's precision
+    taps: Tensor  # of the convolution, [W, D] float32: channels side by side, as they are in qkv
     b: Tensor | None
     w: Tensor | None
     f: Tensor | None
@@ -45,6 +46,10 @@ class Inputs(NamedTuple):
     @property
     def value_width(self) -> int:
         return self.qkv.shape[2] // self.heads - 2 * self.width
+
+    def summed(self) -> list[int]:
+        """Sizes of A_log, dt_bias and strength, whose gradients are sums over all tokens."""
+        return [0 if y is None else y.numel() for y in (self.A_log, self.dt_bias, self.strength)]
 
     def laid_out(self) -> Inputs:
         """As the kernels read them: tokens of [B, T, ·] at one distance from each other."""
@@ -68,16 +73,18 @@ def operands(qkv: Tensor, mixer: Mixer, state: Tensor | None, sequences: Sequenc
     places = owners = None
     if sequences.cu_seqlens is not None:
         places, owners = sequences.positions(qkv)[0].to(torch.int32), sequences.owners(qkv).to(torch.int32)
-    weight = mixer.conv.weight.to(qkv.dtype)
-    return launch(*arguments(qkv, weight, mixer, gates), state=state, places=places, owners=owners)
+    return launch(*arguments(qkv, mixer, gates), state=state, places=places, owners=owners)
 
 
-def arguments(qkv: Tensor, weight: Tensor, mixer: Mixer, gates: Gates) -> Inputs:
+def arguments(qkv: Tensor, mixer: Mixer, gates: Gates) -> Inputs:
+    weight = mixer.conv.weight.to(qkv.dtype).t()  # rounded as a layer in that precision has it
+    # In one copy, whatever the precision: from float32 `to` alone would give a view.
+    taps = weight.to(torch.float32, memory_format=torch.contiguous_format).contiguous()
     A_log, dt_bias = (mixer.A_log, mixer.dt_bias) if mixer.row.decay != "none" else (None, None)
     direction = mixer.random_direction if mixer.row.direction == "head" else None
     b, w, f, _, strength = gates
     sizes = mixer.rule, mixer.num_heads, mixer.head_dim
-    return Inputs(qkv, weight, b, w, f, A_log, dt_bias, strength, direction, *sizes)
+    return Inputs(qkv, taps, b, w, f, A_log, dt_bias, strength, direction, *sizes)
 
 
 @on_its_device
@@ -88,10 +95,10 @@ def launch(
 
     x = Inputs(*given)
     found, x = operands_like(x), x.laid_out()
-    taps, tokens = _taps(x.weight), x.qkv.shape[:2].numel()
+    tokens = x.qkv.shape[:2].numel()
     if tokens:
         operands_kernel[(-(-tokens // STRETCH) * x.heads,)](
-            *(x.qkv, taps, taps if state is None else state.to(x.qkv.dtype).contiguous(), places, owners),
+            *(x.qkv, x.taps, x.taps if state is None else state.to(x.qkv.dtype).contiguous(), places, owners),
             *(*x[2:9], *found, *x.strides(), tokens, x.qkv.shape[1]),
             **{"PACKED": places is not None, "HAS_STATE": state is not None, "BT": STRETCH},
             **_constants(x),
@@ -102,29 +109,37 @@ def launch(
 
 @on_its_device
 def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
-    """Of what the convolution gave, and of b … strength."""
-    from .prologue_kernels import gradients_kernel
+    """Of qkv, taps, b, w, f, and of A_log, dt_bias and strength one after the other."""
+    from .prologue_kernels import gradients_kernel, window_gradients_kernel
 
     x = Inputs(*given)
-    grads, x = gradients_like(x), x.laid_out()
-    taps, tokens = _taps(x.weight), x.qkv.shape[:2].numel()
-    stretches = -(-tokens // STRETCH)
+    (d_qkv, _, db, dw, df, _), widths, x = gradients_like(x), x.summed(), x.laid_out()
+    B, T, D = x.qkv.shape
+    stretches, long = -(-B * T // STRETCH), -(-T // LONG_STRETCH)
+    dz = torch.empty_like(d_qkv)
     # Of every stretch: what is summed over tokens is summed by torch. No atomics.
-    sums = [y.new_empty(stretches, *y.shape, dtype=torch.float32) for y in grads[4:]]
-    if tokens:
+    sums = dz.new_empty(stretches, sum(widths), dtype=torch.float32)
+    d_taps = dz.new_empty(B * long, *x.taps.shape, dtype=torch.float32)
+    if B * T:
         gradients_kernel[(stretches * x.heads,)](
             *(y if y is None else y.contiguous() for y in (dq, dk, da, du, dg)),
-            *(x.qkv, taps, *x[2:9], *grads[:4], *sums, *x.strides(), tokens, x.qkv.shape[1]),
+            *(x.qkv, *x[1:9], dz, db, dw, df, *sums.split(widths, 1), *x.strides(), sum(widths), B * T, T),
             **_constants(x),
             BT=STRETCH,
             num_warps=WARPS,
         )
-    return *grads[:4], *(y.sum(0).to(z.dtype) for y, z in zip(sums, grads[4:], strict=True))
+        window_gradients_kernel[(B * long, -(-D // CHANNELS))](
+            *(dz, x.qkv, x.taps, d_qkv, d_taps, x.qkv.stride(1), T, long),
+            **{"D": D, "W": x.taps.shape[0], "BT": LONG_STRETCH, "BD": CHANNELS},
+            **FUSED,
+            num_warps=1,
+        )
+    return d_qkv, d_taps.sum(0), db, dw, df, sums.sum(0)
 
 
 def _constants(x: Inputs) -> dict[str, Any]:
     H, K, V = x.heads, x.width, x.value_width
-    sizes = {"H": H, "K": K, "V": V, "W": x.weight.shape[1], "BK": power_of_two(K), "BV": power_of_two(V)}
+    sizes = {"H": H, "K": K, "V": V, "W": x.taps.shape[0], "BK": power_of_two(K), "BV": power_of_two(V)}
     return sizes | rule_constants(RULES[x.rule]) | FUSED
 
 
@@ -133,11 +148,6 @@ def rule_constants(row: Rule) -> dict[str, Any]:
     widths = {name.upper(): WIDTHS[getattr(row, name)] for name in ("erase", "write", "decay")}
     correction = {"CORRECTED": row.strength, "DIRECTED": row.direction == "head"}
     return widths | correction | {"GATE": row.gate, "PROJECT": row.project}
-
-
-def _taps(weight: Tensor) -> Tensor:
-    """[W, D] float32: channels side by side, as they are in qkv."""
-    return torch.empty(weight.shape[::-1], device=weight.device).copy_(weight.t())
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -156,6 +166,6 @@ def operands_like(x: Inputs) -> Operands:
 
 
 def gradients_like(x: Inputs) -> list[Tensor]:
-    """Contiguous; empty where there is no such input: an operator returns tensors."""
-    others = (x.b, x.w, x.f, x.A_log, x.dt_bias, x.strength)
-    return [x.qkv.new_empty(x.qkv.shape), *(x.qkv.new_empty(0) if y is None else y.new_empty(y.shape) for y in others)]
+    """As `backward` returns them. Contiguous; empty where there is no such input: an operator returns tensors."""
+    gates = (x.qkv.new_empty(0) if y is None else y.new_empty(y.shape) for y in (x.b, x.w, x.f))
+    return [x.qkv.new_empty(x.qkv.shape), torch.empty_like(x.taps), *gates, x.taps.new_empty(sum(x.summed()))]

@@ -29,11 +29,11 @@ def store(to, rows, columns, stride, left, width: tl.constexpr, x):
 
 
 @triton.jit
-def convolved(
+def window_sum(
     x, taps, state, place, owner, rows, columns, stride, left, D,
     width: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
 ):  # fmt: skip
-    """silu(Σ_s taps[W − 1 − s] · x_{t−s}); before a sequence's first token, place = 0, lies its state."""
+    """Σ_s taps[W − 1 − s] · x_{t−s}; before a sequence's first token, place = 0, lies its state."""
     z = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
     inside = columns < width
     for s in tl.static_range(W):
@@ -44,7 +44,19 @@ def convolved(
             earlier = ((place < s) & (rows < left))[:, None] & inside[None, :]
             found += tl.load(kept, mask=earlier, other=0.0).to(tl.float32)
         z += found * load(taps + (W - 1 - s) * D, rows, columns, 0, left, width)
+    return z
+
+
+@triton.jit
+def silu(z):
     return z * sigmoid(z)
+
+
+@triton.jit
+def silu_gradient(z, d):
+    """Of z, from that of silu(z)."""
+    s = sigmoid(z)
+    return d * s * (1.0 + z * (1.0 - s))
 
 
 @triton.jit
@@ -98,14 +110,12 @@ def operands_kernel(
     own = (first * H + h) * K
 
     at = (H + h) * K
-    k_ = unit(
-        convolved(qkv + at, taps + at, state + at, place, owner, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
-    )
+    z = window_sum(qkv + at, taps + at, state + at, place, owner, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
+    k_ = unit(silu(z))
     store(k + own, rows, keys, H * K, left, K, k_)
     at = h * K
-    q_ = unit(
-        convolved(qkv + at, taps + at, state + at, place, owner, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
-    )
+    z = window_sum(qkv + at, taps + at, state + at, place, owner, rows, keys, qkv_stride, left, D, K, W, HAS_STATE)
+    q_ = unit(silu(z))
     store(q + own, rows, keys, H * K, left, K, q_)
 
     if ERASE == 2:
@@ -119,7 +129,8 @@ def operands_kernel(
     store(a + own, rows, keys, H * K, left, K, a_)
 
     at = 2 * H * K + h * V
-    u_ = convolved(qkv + at, taps + at, state + at, place, owner, rows, values, qkv_stride, left, D, V, W, HAS_STATE)
+    z = window_sum(qkv + at, taps + at, state + at, place, owner, rows, values, qkv_stride, left, D, V, W, HAS_STATE)
+    u_ = silu(z)
     if WRITE == 2:
         u_ *= sigmoid(load(w + first * w_stride + h * V, rows, values, w_stride, left, V))
     elif WRITE == 1:
@@ -150,15 +161,15 @@ def unit_gradient(y, d):
 def gradients_kernel(
     dq, dk, da, du, dg,  # in
     qkv, taps, b, w, f, A_log, dt_bias, strength, direction,
-    d_convolved, db, dw, df,  # out: like qkv, b, w and f
+    dz, db, dw, df,  # out: of the convolution's sums, like qkv, and of b, w and f
     d_A_log, d_dt_bias, d_strength,  # out, of every stretch of tokens
-    qkv_stride, b_stride, w_stride, f_stride, all_tokens, tokens,
+    qkv_stride, b_stride, w_stride, f_stride, sums_stride, all_tokens, tokens,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
     ERASE: tl.constexpr, WRITE: tl.constexpr, DECAY: tl.constexpr,
     CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """`operands_kernel` again, up to what the convolution gave, and from its outputs' gradients back to there."""
+    """`operands_kernel` again, and from its outputs' gradients back to the convolution's sums."""
     h, stretch = tl.program_id(0) % H, tl.program_id(0) // H
     start = stretch * BT
     left = all_tokens - start
@@ -167,13 +178,14 @@ def gradients_kernel(
     D: tl.constexpr = 2 * H * K + H * V
     first = start.to(tl.int64)
     qkv += first * qkv_stride
-    d_convolved += first * D
+    dz += first * D
     own, own_v = (first * H + h) * K, (first * H + h) * V
+    to_sums = stretch.to(tl.int64) * sums_stride
 
     at = (H + h) * K
-    y_k = convolved(qkv + at, taps + at, taps, place, owner, rows, keys, qkv_stride, left, D, K, W, False)
-    y_q = convolved(qkv + h * K, taps + h * K, taps, place, owner, rows, keys, qkv_stride, left, D, K, W, False)
-    k_, q_ = unit(y_k), unit(y_q)
+    z_k = window_sum(qkv + at, taps + at, taps, place, owner, rows, keys, qkv_stride, left, D, K, W, False)
+    z_q = window_sum(qkv + h * K, taps + h * K, taps, place, owner, rows, keys, qkv_stride, left, D, K, W, False)
+    k_, q_ = unit(silu(z_k)), unit(silu(z_q))
     dk_, dq_ = load(dk + own, rows, keys, H * K, left, K), load(dq + own, rows, keys, H * K, left, K)
     da_ = load(da + own, rows, keys, H * K, left, K)
     if ERASE == 2:
@@ -194,17 +206,18 @@ def gradients_kernel(
             dk_ -= lambda_ * (along * da_ + d_along * gated)
             d_gated -= lambda_ * d_along * k_
             d_lambda -= along * (k_ * da_)
-        tl.store(d_strength + stretch * H + h, tl.sum(tl.sum(d_lambda, 1), 0))
+        tl.store(d_strength + to_sums + h, tl.sum(tl.sum(d_lambda, 1), 0))
         if GATE:
             db_ += d_gated * source
             d_gated = b_ * d_gated
         if not DIRECTED:
             dq_ += d_gated
-    store(d_convolved + at, rows, keys, D, left, K, unit_gradient(y_k, dk_))
-    store(d_convolved + h * K, rows, keys, D, left, K, unit_gradient(y_q, dq_))
+    store(dz + at, rows, keys, D, left, K, silu_gradient(z_k, unit_gradient(silu(z_k), dk_)))
+    store(dz + h * K, rows, keys, D, left, K, silu_gradient(z_q, unit_gradient(silu(z_q), dq_)))
 
     at = 2 * H * K + h * V
-    v_ = convolved(qkv + at, taps + at, taps, place, owner, rows, values, qkv_stride, left, D, V, W, False)
+    z_v = window_sum(qkv + at, taps + at, taps, place, owner, rows, values, qkv_stride, left, D, V, W, False)
+    v_ = silu(z_v)
     du_ = load(du + own_v, rows, values, H * V, left, V)
     if WRITE == 2:
         w_ = sigmoid(load(w + first * w_stride + h * V, rows, values, w_stride, left, V))
@@ -214,7 +227,7 @@ def gradients_kernel(
         w_ = sigmoid(load(w + first * w_stride + h, rows, one, w_stride, left, 1))
         store(dw + first * H + h, rows, one, H, left, 1, tl.sum(du_ * v_, 1)[:, None] * (w_ * (1.0 - w_)))
         du_ *= w_
-    store(d_convolved + at, rows, values, D, left, V, du_ * b_ if WRITE == 0 else du_)
+    store(dz + at, rows, values, D, left, V, silu_gradient(z_v, du_ * b_ if WRITE == 0 else du_))
     if ERASE == 2:
         store(db + own, rows, keys, H * K, left, K, db_ * (b_ * (1.0 - b_)))
     else:
@@ -231,11 +244,87 @@ def gradients_kernel(
             x += load(dt_bias + h * K, rows, keys, 0, left, K)
             dx = rate * dg_ * sigmoid(x)
             store(df + own, rows, keys, H * K, left, K, dx)
-            tl.store(d_dt_bias + (stretch * H + h) * K + keys, tl.sum(dx, 0), mask=keys < K)
+            tl.store(d_dt_bias + to_sums + h * K + keys, tl.sum(dx, 0), mask=keys < K)
         else:
             dg_ = load(dg + first * H + h, rows, one, H, left, 1)
             x = load(f + first * f_stride + h, rows, one, f_stride, left, 1) + tl.load(dt_bias + h).to(tl.float32)
             dx = rate * dg_ * sigmoid(x)
             store(df + first * H + h, rows, one, H, left, 1, dx)
-            tl.store(d_dt_bias + stretch * H + h, tl.sum(tl.sum(dx, 1), 0))
-        tl.store(d_A_log + stretch * H + h, tl.sum(tl.sum(dg_ * (rate * softplus(x)), 1), 0))
+            tl.store(d_dt_bias + to_sums + h, tl.sum(tl.sum(dx, 1), 0))
+        tl.store(d_A_log + to_sums + h, tl.sum(tl.sum(dg_ * (rate * softplus(x)), 1), 0))
+
+
+@triton.jit
+def tap(taps, channels, s: tl.constexpr, D: tl.constexpr, W: tl.constexpr):
+    """What input s before a token counts; nothing beyond W taps."""
+    if s < W:
+        return tl.load(taps + (W - 1 - s) * D + channels, mask=channels < D, other=0.0)
+    return tl.zeros((channels.shape[0],), tl.float32)
+
+
+@triton.jit
+def token(x, t, stride, channels, end, D: tl.constexpr):
+    """x_t, or zeros outside of the row."""
+    inside = channels < tl.where((t >= 0) & (t < end), D, 0)
+    return tl.load(x + t.to(tl.int64) * stride + channels, mask=inside, other=0.0)
+
+
+@triton.jit
+def window_gradients_kernel(
+    dz, qkv, taps, d_qkv, d_taps,  # d_taps, out, of every stretch of tokens: [W, D]
+    qkv_stride, tokens, stretches,
+    D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Of a convolution's inputs and taps, from that of its sums. From token to token, with the last three of both in
+    registers and the next three on their way: an input's gradient is whole three tokens later, so the pass goes on that
+    far into the next stretch."""
+    sequence, first = tl.program_id(0) // stretches, tl.program_id(0) % stretches * BT
+    channels = tl.program_id(1) * BD + tl.arange(0, BD)
+    start = sequence.to(tl.int64) * tokens
+    dz += start * D
+    d_qkv += start * D
+    qkv += start * qkv_stride
+    last = tl.minimum(first + BT, tokens)
+    w0, w1, w2, w3 = (
+        tap(taps, channels, 0, D, W),
+        tap(taps, channels, 1, D, W),
+        tap(taps, channels, 2, D, W),
+        tap(taps, channels, 3, D, W),
+    )
+    x1 = token(qkv, first - 1, qkv_stride, channels, tokens, D).to(tl.float32)
+    x2 = token(qkv, first - 2, qkv_stride, channels, tokens, D).to(tl.float32)
+    x3 = token(qkv, first - 3, qkv_stride, channels, tokens, D).to(tl.float32)
+    x_next0 = token(qkv, first, qkv_stride, channels, last, D)
+    d_next0 = token(dz, first, D, channels, tokens, D)
+    x_next1 = token(qkv, first + 1, qkv_stride, channels, last, D)
+    d_next1 = token(dz, first + 1, D, channels, tokens, D)
+    x_next2 = token(qkv, first + 2, qkv_stride, channels, last, D)
+    d_next2 = token(dz, first + 2, D, channels, tokens, D)
+    nothing = tl.zeros((BD,), tl.float32)
+    d1, d2, d3 = nothing, nothing, nothing
+    dw0, dw1, dw2, dw3 = nothing, nothing, nothing, nothing
+    for i in range(last - first + 3):
+        t = first + i
+        x0, x_next0, x_next1 = x_next0.to(tl.float32), x_next1, x_next2
+        d0, d_next0, d_next1 = d_next0.to(tl.float32), d_next1, d_next2
+        x_next2 = token(qkv, t + 3, qkv_stride, channels, last, D)
+        d_next2 = token(dz, t + 3, D, channels, tokens, D)
+        to = d_qkv + (t - 3).to(tl.int64) * D + channels
+        whole = channels < tl.where(i >= 3, D, 0)
+        tl.store(to, (w0 * d3 + w1 * d2 + w2 * d1 + w3 * d0).to(d_qkv.dtype.element_ty), mask=whole)
+        mine = tl.where(t < last, d0, 0.0)
+        dw0 += mine * x0
+        dw1 += mine * x1
+        dw2 += mine * x2
+        dw3 += mine * x3
+        d3, d2, d1 = d2, d1, d0
+        x3, x2, x1 = x2, x1, x0
+    d_taps += tl.program_id(0).to(tl.int64) * (W * D) + (W - 1) * D + channels
+    inside = channels < D
+    tl.store(d_taps, dw0, mask=inside)
+    if W > 1:
+        tl.store(d_taps - D, dw1, mask=inside)
+    if W > 2:
+        tl.store(d_taps - 2 * D, dw2, mask=inside)
+    if W > 3:
+        tl.store(d_taps - 3 * D, dw3, mask=inside)

@@ -1,9 +1,9 @@
 """The prologue as a torch operator with a gradient, for training: rows of tokens that start from nothing.
 
-    qed::operands(qkv, weight, b, w, f, A_log, dt_bias, strength, direction, rule, heads, width) -> (q, k, a, u, g)
-    qed::operands_backward(dq, dk, da, du, dg, the same) -> gradients of what the convolution gave, and of b … strength
+    qed::operands(qkv, taps, b, w, f, A_log, dt_bias, strength, direction, rule, heads, width) -> (q, k, a, u, g)
+    qed::operands_backward(dq, dk, da, du, dg, the same) -> gradients of qkv … f, and of A_log … strength in one row
 
-Nothing is saved but what goes in: the backward makes the rest again. The convolution's own gradient is its operator's.
+Nothing is saved but what goes in: the backward makes the rest again.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def trains(mixer: Mixer, x: Tensor, state: Tensor | None, sequences: Sequences) 
 
 
 def differentiable_operands(qkv: Tensor, mixer: Mixer, gates: Gates) -> Operands:
-    q, k, a, u, g = operands_operator(*arguments(qkv, mixer.conv.weight.to(qkv.dtype), mixer, gates))
+    q, k, a, u, g = operands_operator(*arguments(qkv, mixer, gates))
     return Operands(q, k, a, u, g if mixer.row.decay != "none" else None)
 
 
 _LIBRARY = torch.library.Library("qed", "FRAGMENT")
 _INPUTS = (
-    "Tensor qkv, Tensor weight, Tensor? b, Tensor? w, Tensor? f, Tensor? A_log, Tensor? dt_bias, Tensor? strength, "
+    "Tensor qkv, Tensor taps, Tensor? b, Tensor? w, Tensor? f, Tensor? A_log, Tensor? dt_bias, Tensor? strength, "
     "Tensor? direction, str rule, int heads, int width"
 )
 _LIBRARY.define(f"operands({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 _LIBRARY.define(
     f"operands_backward(Tensor dq, Tensor dk, Tensor da, Tensor du, Tensor? dg, {_INPUTS}) -> "
-    f"({', '.join(['Tensor'] * 7)})",
+    f"({', '.join(['Tensor'] * 6)})",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -58,15 +58,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor) -> tuple[Tensor | None, ...]:
-    qkv, weight, *others = ctx.saved_tensors
-    found = torch.ops.qed.operands_backward(dq, dk, da, du, dg if dg.numel() else None, *ctx.saved_tensors, *ctx.sizes)
-    d_convolved, *grads = found
-    places = torch.arange(qkv.shape[1], device=qkv.device, dtype=torch.int32).repeat(qkv.shape[0])
-    d_qkv, d_weight = torch.ops.qed.short_convolution_backward(
-        d_convolved.flatten(0, 1), qkv.flatten(0, 1), weight, None, places, places
-    )
-    given = [None if x is None else y for x, y in zip(others, grads, strict=False)]
-    return d_qkv.view(qkv.shape), d_weight, *given, None, None, None, None
+    x = Inputs(*ctx.saved_tensors, *ctx.sizes)
+    *grads, sums = torch.ops.qed.operands_backward(dq, dk, da, du, dg if dg.numel() else None, *x)
+    every = *grads, *sums.split(x.summed())
+    given = zip(ctx.saved_tensors, every, strict=False)
+    return *(None if y is None else d.view(y.shape).to(y.dtype) for y, d in given), None, None, None, None
 
 
 _LIBRARY.impl("operands", lambda *x: _whole(x[0], launch(*x)), "CompositeExplicitAutograd")

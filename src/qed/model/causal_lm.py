@@ -15,6 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from ..layers import Attention, Mixer, RMSNorm, Sequences, SwiGLU
+from ..layers.product_operator import product_operator
 from ..layers.sequences import DENSE
 from ..ops.registration import SAVING_OPS
 from .cache import QEDCache
@@ -25,11 +26,20 @@ from .initialization import initialize
 _KEPT: set[Any] = {
     *(torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *SAVING_OPS.values()),
     torch.ops.aten.rsqrt.default,  # scales of norms: one number a row
+    product_operator,  # of SwiGLU: of what could be made again, most time for its memory
 }
 
 
 def _policy(_: Any, operator: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    kept = operator in _KEPT or _is_cast_weight(operator, *arguments, **named)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_cast_weight(operator: Any, *arguments: Any, dtype: torch.dtype | None = None, **_: Any) -> bool:
+    """Small beside a batch, and a kernel for each to make again."""
+    return (
+        operator is torch.ops.aten._to_copy.default and arguments[0].dim() == 2 and dtype not in (None, torch.float32)
+    )
 
 
 def _keeping() -> Any:

@@ -67,7 +67,7 @@ class Trainer:
             rank=self.parallel.batch_rank,
             world=self.parallel.batch_world,
         )
-        self.batches = ReadAhead(self.loader)
+        self.batches = ReadAhead(self.loader, self.device)
         vocabulary = self.loader.shards.index["vocab_size"]
         size = config.model_config().vocab_size
         if vocabulary > size:
@@ -191,8 +191,7 @@ class Trainer:
         """One optimiser step."""
         config = self.config
         optimizer.set_rate(self.optimizer, learning_rate(config, self.step))
-        rows = self.batches.step(self.step).to(self.device)  # once: a copy of each piece would wait for the last
-        pieces = rows.split(max(1, config.micro_tokens // config.sequence))
+        pieces = self.batches.step(self.step).split(max(1, config.micro_tokens // config.sequence))
         total = torch.zeros((), device=self.device)
         for i, piece in enumerate(pieces):
             # Processes' gradients are averaged: their number takes that back.
@@ -200,6 +199,8 @@ class Trainer:
                 loss = self._loss(piece) * (self.parallel.world / config.batch_tokens)
                 loss.backward()
             total += loss.detach().float() / self.parallel.world
+            if i == 0:  # not before: then a thread beside this one would keep the device waiting
+                self.batches.begin(self.step + 1)
         total = self.parallel.sum(total)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
