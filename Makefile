@@ -28,7 +28,7 @@ test: $(READY) ## run the tests
 
 test-gpu: $(READY) ## run the kernels' tests on a GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "test-gpu: no CUDA device here")'
-	$(BIN)/python -m pytest --numprocesses 4 --durations 5 tests/ops/test_gpu.py tests/ops/test_launching.py tests/ops/triton tests/layers tests/model/test_gpu.py
+	$(BIN)/python -m pytest --numprocesses 4 --durations 5 tests/ops/test_gpu.py tests/ops/test_launching.py tests/ops/triton tests/layers tests/model/test_gpu.py tests/train/test_gpu.py
 
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .

@@ -28,9 +28,11 @@ from .bench_model import decay_faster, theirs
 from .data.prepare import prepare
 from .model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from .model.config import QEDConfig
+from .ops import value_checks
 from .recipes import build
 from .testing import environment
 from .train import optimizer
+from .train.captured import Captured
 from .train.loop import train
 from .train.metrics import utilisation
 from .train.parallel import SummedLoss
@@ -41,23 +43,30 @@ WAIT = 20.0  # µs
 
 
 class Step:
-    """A model, its optimiser and one step."""
+    """A model, its optimiser and one step: captured, after the first, as `qed train` does it, or as is."""
 
-    def __init__(self, model: Any, loss: Callable[[Tensor], Tensor], device: str):
-        self.model, self.loss, self.device = model, loss, device
+    def __init__(self, model: Any, loss: Callable[[Tensor], Tensor], device: str, captured: Captured | None = None):
+        self.model, self.loss, self.device, self.captured = model, loss, device, captured
         self.optimizer = optimizer.make(model, build("mini", {"data": "none"}))
         self.rows = torch.zeros(1, 2, dtype=torch.long, device=device)
 
     def __call__(self) -> None:
-        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
-            loss = self.loss(self.rows)
-        (loss / self.rows[:, 1:].numel()).backward()
+        if self.captured:
+            self.captured(self.piece, self.rows)
+        else:
+            self.piece(self.rows)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=self.captured is None)
+
+    def piece(self, rows: Tensor) -> Tensor:
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"), value_checks(False):
+            loss = self.loss(rows)
+        (loss / rows[:, 1:].numel()).backward()
+        return loss.detach()
 
 
-def ours(config: QEDConfig, device: str, compiled: bool, strong_decay: bool = False) -> Step:
+def ours(config: QEDConfig, device: str, compiled: bool, strong_decay: bool = False, pool: Any = None) -> Step:
     torch.manual_seed(0)
     model = QEDForCausalLM(config).to(device).train()
     if strong_decay:
@@ -65,7 +74,7 @@ def ours(config: QEDConfig, device: str, compiled: bool, strong_decay: bool = Fa
     if compiled:
         recompute_cheap(model)
         compile_blocks(model)
-    return Step(model, SummedLoss(model), device)
+    return Step(model, SummedLoss(model), device, Captured(pool) if compiled and device == "cuda" else None)
 
 
 def transformer(size: dict[str, Any]) -> QEDConfig:
@@ -106,7 +115,6 @@ def idle(spans: list[tuple[float, float]], shortest: float = 0.0) -> float:
 def idle_in_training(size: dict[str, Any], batch: int, tokens: int) -> dict[str, float]:
     """The share of `qed train`'s third step and most of its fourth in which the GPU has nothing to do: the first ones
     compile, and after the last one comes a checkpoint. In all, and in waits longer than from one kernel to the next."""
-    torch._dynamo.reset()  # as in a process of its own: Python looks for a block's program among all that there are
     quiet = Console(quiet=True)
     with TemporaryDirectory() as folder:
         base = Path(folder)
@@ -147,11 +155,16 @@ def measure(
     if not difference <= LOSS_BAR:
         raise RuntimeError(f"correctness gate: the loss is further from a plain pass than {LOSS_BAR}: {difference:.1e}")
     report = Report(out, environment=environment(device), batch=batch, tokens=tokens, loss_difference=difference)
+    pool = torch.cuda.graph_pool_handle() if device == "cuda" else None  # they take turns
+
+    def mine(config: QEDConfig, strong_decay: bool = False) -> Callable[[], Step]:
+        return lambda: ours(config, device, compiled, strong_decay, pool)
+
     makers: dict[str, Callable[[], Step]] = {
-        "qed": lambda: ours(QEDConfig(**size, rule="qed"), device, compiled),
-        "qed, strong decay": lambda: ours(QEDConfig(**size, rule="qed"), device, compiled, strong_decay=True),
-        "gdn2": lambda: ours(QEDConfig(**size, rule="gdn2"), device, compiled),
-        "softmax attention": lambda: ours(transformer(size), device, compiled),
+        "qed": mine(QEDConfig(**size, rule="qed")),
+        "qed, strong decay": mine(QEDConfig(**size, rule="qed"), strong_decay=True),
+        "gdn2": mine(QEDConfig(**size, rule="gdn2")),
+        "softmax attention": mine(transformer(size)),
     }
     if fla:
         makers["fla gdn2"] = lambda: fla_step(QEDConfig(**size), device)
@@ -167,7 +180,7 @@ def measure(
         rows[name] = {"first_step_s": time.perf_counter() - start}
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-            step()
+            step()  # what is captured takes its memory now
             rows[name]["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
             torch.cuda.empty_cache()
         report.add(candidates=rows)

@@ -9,7 +9,6 @@ from qed.recipes.paper import ARMS
 from qed.train import loss as loss_module
 from qed.train.loss import linear_cross_entropy
 from qed.train.optimizer import groups, make, set_rate
-from qed.train.parallel import SummedLoss, adding_at_once
 from qed.train.schedule import learning_rate
 
 
@@ -26,20 +25,6 @@ def test_the_loss_is_cross_entropy(piece: int, monkeypatch: pytest.MonkeyPatch) 
     pairs = zip(*(torch.autograd.grad(0.3 * x, [hidden, weight]) for x in (found, truth)), strict=True)
     for a, b in pairs:
         assert torch.allclose(a, b, rtol=0, atol=1e-13)
-
-
-def test_gradients_of_pieces_add_up_as_autograd_adds_them() -> None:
-    torch.manual_seed(0)
-    loss = SummedLoss(QEDForCausalLM(QEDConfig.tiny()).train())
-    pieces = torch.randint(3, 256, (3, 2, 21))
-    for piece in pieces:
-        loss(piece).backward()
-    truth = [x.grad for x in loss.parameters()]
-    loss.zero_grad()
-    for piece in pieces:
-        with adding_at_once(loss):
-            loss(piece).backward()
-    assert all(torch.equal(x.grad, y) for x, y in zip(loss.parameters(), truth, strict=True))
 
 
 def test_warm_up_plateau_and_fall() -> None:

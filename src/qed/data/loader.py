@@ -39,17 +39,19 @@ class Loader:
 
 
 class ReadAhead:
-    """A loader's steps on a device. What is begun is read from disk and copied by a thread, while the device works."""
+    """A loader's steps on a device, each read from disk and copied while the one before is worked on."""
 
     def __init__(self, loader: Loader, device: str):
         self.loader, self.device, self.thread = loader, device, ThreadPoolExecutor(1)
         self.next: tuple[int, Future[Tensor]] | None = None
 
-    def begin(self, step: int) -> None:
-        self.next = step, self.thread.submit(self._read, step)
-
     def step(self, step: int) -> Tensor:
-        return self.next[1].result() if self.next and self.next[0] == step else self._read(step)
+        read = self.next[1] if self.next and self.next[0] == step else self._begin(step)
+        self.next = step + 1, self._begin(step + 1)
+        return read.result()
+
+    def _begin(self, step: int) -> Future[Tensor]:
+        return self.thread.submit(self._read, step)
 
     def _read(self, step: int) -> Tensor:
         rows = self.loader.step(step)

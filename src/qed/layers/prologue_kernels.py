@@ -300,9 +300,10 @@ def window_gradients_kernel(
     d_next1 = token(dz, first + 1, D, channels, tokens, D)
     x_next2 = token(qkv, first + 2, qkv_stride, channels, last, D)
     d_next2 = token(dz, first + 2, D, channels, tokens, D)
-    nothing = tl.zeros((BD,), tl.float32)
-    d1, d2, d3 = nothing, nothing, nothing
-    dw0, dw1, dw2, dw3 = nothing, nothing, nothing, nothing
+    # Each with zeros of its own: of two names for one value, d3 = d2 changes nothing in the loop's first pass, and what
+    # the first pass does not change Triton takes for constant.
+    d1, d2, d3 = tl.zeros((BD,), tl.float32), tl.zeros((BD,), tl.float32), tl.zeros((BD,), tl.float32)
+    dw0, dw1, dw2, dw3 = d1, d1, d1, d1
     for i in range(last - first + 3):
         t = first + i
         x0, x_next0, x_next1 = x_next0.to(tl.float32), x_next1, x_next2

@@ -58,10 +58,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor) -> tuple[Tensor | None, ...]:
-    x = Inputs(*ctx.saved_tensors, *ctx.sizes)
+    tensors = ctx.saved_tensors  # once: a checkpoint makes them again for one who asks
+    x = Inputs(*tensors, *ctx.sizes)
     *grads, sums = torch.ops.qed.operands_backward(dq, dk, da, du, dg if dg.numel() else None, *x)
     every = *grads, *sums.split(x.summed())
-    given = zip(ctx.saved_tensors, every, strict=False)
+    given = zip(tensors, every, strict=False)
     return *(None if y is None else d.view(y.shape).to(y.dtype) for y, d in given), None, None, None, None
 
 

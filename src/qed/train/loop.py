@@ -30,6 +30,7 @@ from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..ops import value_checks
 from ..testing import environment, git_state
 from . import checkpoints, optimizer
+from .captured import Captured
 from .config import FREE, TrainConfig
 from .metrics import MetricsFile, TensorBoard, strengths, utilisation
 from .parallel import Parallel, SummedLoss
@@ -76,7 +77,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = QEDForCausalLM(config.model_config()).to(self.device).train()
         if config.activation_checkpointing == "full":
-            self.model.gradient_checkpointing_enable()
+            # There is nothing random to repeat.
+            self.model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         elif config.activation_checkpointing == "cheap":
             recompute_cheap(self.model)
         self.loss = self.parallel.wrap(SummedLoss(self.model))
@@ -84,8 +86,11 @@ class Trainer:
         self.step, self.skipped = 0, 0
         self.validation_loss: float | None = None
         self._resume()
+        self.captured: Captured | None = None
         if config.compile:
             compile_blocks(self.model)
+            if self.device == "cuda":  # one process: what others wait for is not captured
+                self.captured = Captured()
 
     def _remember(self) -> None:
         """config.json: written once, by the first process; a folder of another run is refused."""
@@ -194,13 +199,8 @@ class Trainer:
         pieces = self.batches.step(self.step).split(max(1, config.micro_tokens // config.sequence))
         total = torch.zeros((), device=self.device)
         for i, piece in enumerate(pieces):
-            # Processes' gradients are averaged: their number takes that back.
             with self.parallel.piece(self.loss, last=i == len(pieces) - 1):
-                loss = self._loss(piece) * (self.parallel.world / config.batch_tokens)
-                loss.backward()
-            total += loss.detach().float() / self.parallel.world
-            if i == 0:  # not before: then a thread beside this one would keep the device waiting
-                self.batches.begin(self.step + 1)
+                total += self.captured(self._piece, piece) if self.captured else self._piece(piece)
         total = self.parallel.sum(total)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -210,8 +210,15 @@ class Trainer:
         finite = math.isfinite(loss) and math.isfinite(size)
         if finite:
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=False)  # what is captured adds to them where they are
         return Step(loss, size, finite, dict(zip(strength, means, strict=True)))
+
+    def _piece(self, rows: Tensor) -> Tensor:
+        """Its share of the batch's mean loss; its gradients are added to those before."""
+        # Processes' gradients are averaged: their number takes that back.
+        loss = self._loss(rows) * (self.parallel.world / self.config.batch_tokens)
+        loss.backward()
+        return loss.detach().float() / self.parallel.world
 
     def _loss(self, rows: Tensor) -> Tensor:
         """Summed over a piece's tokens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -51,19 +51,6 @@ def _join(backend: str) -> None:
     attempt = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
-
-
-@contextmanager
-def adding_at_once(module: nn.Module) -> Iterator[None]:
-    """Gradients that arise here are added to those before in a few kernels, where autograd has one for every parameter.
-    All pieces go through the same parameters."""
-    totals = {x: x.grad for x in module.parameters() if x.grad is not None}
-    module.zero_grad()
-    yield
-    if totals:
-        torch._foreach_add_(list(totals.values()), [x.grad for x in totals if x.grad is not None])
-    for x, total in totals.items():
-        x.grad = total
 
 
 class Parallel:
@@ -116,12 +103,7 @@ class Parallel:
         """Around the forward and backward of one piece: gradients travel with the last one."""
         if self.mode == "fsdp":
             module.set_requires_gradient_sync(last)
-        around: AbstractContextManager[None] = nullcontext()
-        if self.mode == "single":
-            around = adding_at_once(module)
-        elif self.mode == "ddp" and not last:
-            around = module.no_sync()
-        with around:
+        with module.no_sync() if self.mode == "ddp" and not last else nullcontext():
             yield
 
     def sum(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from ..model.causal_lm import QEDForCausalLM
 from .config import TrainConfig
 from .optimizer import groups
 
-KEPT = {"none": 35, "cheap": 18, "full": 1}
+KEPT = {"none": 35, "cheap": 20, "full": 1}
 
 
 def plan(config: TrainConfig, console: Console) -> dict[str, float]:

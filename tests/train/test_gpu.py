@@ -1,0 +1,59 @@
+"""Training on a GPU: what is captured is what is launched, to the bit, and goes on from a checkpoint to the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from qed.data.prepare import prepare
+from qed.recipes import build
+from qed.train import loop
+from qed.train.captured import Captured
+
+from .test_loop import numbers
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+QUIET = Console(quiet=True)
+STEPS = 6
+SHORT = {  # pieces of two rows, two rows and one
+    "sequence": "96", "batch_tokens": "480", "micro_tokens": "192", "total_tokens": str(480 * STEPS),
+    "decay_start_tokens": "1440", "save_every": "3", "validate_every": "3", "validation_tokens": "384",
+    "precision": "bfloat16", "compile": "true", "model.head_dim": "32",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("corpus")
+    prepare("synthetic:100", tokenizer="bpe:300", out=folder, console=QUIET)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kept", ["none", "cheap", "full"])
+def test_captured_pieces(kept: str, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"data": corpus, "validation": corpus, "activation_checkpointing": kept}
+    config = build("mini", SHORT | settings)
+    trainer = loop.Trainer(config, tmp_path / "captured", "cuda", QUIET)
+    trainer.run()
+    assert trainer.captured is not None
+    assert trainer.captured.graph is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Captured, "__call__", lambda self, work, rows: work(rows))
+        loop.train(config, tmp_path / "launched", device="cuda", console=QUIET)
+
+    halfway = loop.Trainer(config, tmp_path / "resumed", "cuda", QUIET)
+    save = halfway.save
+    monkeypatch.setattr(halfway, "save", lambda: (save(), setattr(halfway, "stopping", True)))
+    halfway.run()
+    assert halfway.step == STEPS // 2
+    loop.train(config, tmp_path / "resumed", device="cuda", console=QUIET)
+
+    runs = [tmp_path / name for name in ("captured", "launched", "resumed")]
+    truth, weights = numbers(runs[0]), load_file(runs[0] / "export" / "model.safetensors")
+    assert len(truth) == STEPS
+    for run in runs[1:]:
+        assert numbers(run) == truth, run
+        found = load_file(run / "export" / "model.safetensors")
+        assert all(torch.equal(x, found[name]) for name, x in weights.items()), run
