@@ -57,3 +57,14 @@ def test_captured_pieces(kept: str, corpus: str, tmp_path: Path, monkeypatch: py
         assert numbers(run) == truth, run
         found = load_file(run / "export" / "model.safetensors")
         assert all(torch.equal(x, found[name]) for name, x in weights.items()), run
+
+
+def test_what_waits_for_the_device_cannot_be_captured() -> None:
+    captured, rows = Captured(), torch.ones(2, 3, device="cuda")
+
+    def work(rows: torch.Tensor) -> torch.Tensor:
+        return rows.sum() * float(rows[0, 0])
+
+    assert captured(work, rows) == 6
+    with pytest.raises(RuntimeError, match="compile=false"):
+        captured(work, rows)

@@ -31,11 +31,18 @@ class Captured:
             return work(rows)
         if self.graph is None:
             self.found = torch.zeros((), device=rows.device)
-            graph = torch.cuda.CUDAGraph()
-            # Of this thread alone: another one reads the next batch.
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                self.found.copy_(work(self.rows))
-            self.graph = graph
+            self.graph = self._capture(work, self.rows)
         self.rows.copy_(rows)
         self.graph.replay()
         return self.found
+
+    def _capture(self, work: Callable[[Tensor], Tensor], rows: Tensor) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Of this thread alone: another one reads the next batch.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                self.found.copy_(work(rows))
+        except RuntimeError as error:
+            message = "a piece of the batch could not be captured as a CUDA graph (with compile=false none is)"
+            raise RuntimeError(f"{message}: {error}") from error
+        return graph

@@ -39,7 +39,7 @@ class TrainConfig:
     precision: str = "bfloat16"  # of products; weights and optimiser are float32
     parallel: str = "ddp"  # or "fsdp": how processes share the model, if there are several
     context: int = 1  # processes that share one row, each with a stretch of its tokens
-    compile: bool = True
+    compile: bool = True  # blocks; and on one GPU a piece is captured as a CUDA graph
     activation_checkpointing: str = "none"  # "cheap": all but products is made again; "full": every block is
     save_every: int = 500  # steps
     validate_every: int = 500
