@@ -35,8 +35,8 @@ from qed.rules import RULES
 KERNELS: dict[str, Any] = {  # and where they are launched from
     **dict.fromkeys(("chunk_terms", "chunk_states", "segment_starts", "state_gradients", "pair_gradients"), launch),
     **dict.fromkeys(("chunk_gradients", "decode_step"), launch),
-    **dict.fromkeys(("forward_kernel", "backward_kernel"), convolution_kernels),
-    **dict.fromkeys(("operands_kernel", "gradients_kernel", "window_gradients_kernel"), prologue_kernels),
+    **dict.fromkeys(("forward_kernel", "backward_kernel", "window_gradients_kernel"), convolution_kernels),
+    **dict.fromkeys(("operands_kernel", "gradients_kernel"), prologue_kernels),
     **dict.fromkeys(("norm_kernel", "product_kernel"), row_kernels),
     **dict.fromkeys(("vector_kernel", "mixer_kernel"), one_token_kernels),
 }

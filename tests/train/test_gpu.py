@@ -7,7 +7,6 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from qed.data.prepare import prepare
 from qed.recipes import build
 from qed.train import loop
 from qed.train.captured import Captured
@@ -22,13 +21,6 @@ SHORT = {  # pieces of two rows, two rows and one
     "decay_start_tokens": "1440", "save_every": "3", "validate_every": "3", "validation_tokens": "384",
     "precision": "bfloat16", "compile": "true", "model.head_dim": "32",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("corpus")
-    prepare("synthetic:100", tokenizer="bpe:300", out=folder, console=QUIET)
-    return str(folder)
 
 
 @pytest.mark.parametrize("kept", ["none", "cheap", "full"])

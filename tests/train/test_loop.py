@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from qed import QEDForCausalLM
 from qed.cli import app
-from qed.data.prepare import prepare
 from qed.recipes import build
 from qed.train import checkpoints
 from qed.train.loop import STOPPED, Diverged, Trainer, train
@@ -28,13 +27,6 @@ SHORT = {
     "save_every": "4", "validate_every": "10", "validation_tokens": "256", "model.hidden_size": "16",
     "model.head_dim": "8", "model.intermediate_size": "32",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("corpus")
-    prepare("synthetic:100", tokenizer="bpe:300", out=folder, console=QUIET)
-    return str(folder)
 
 
 def settings(corpus: str, **changes: str) -> dict[str, str]:

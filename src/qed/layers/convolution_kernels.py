@@ -7,7 +7,8 @@ and goes from token to token with the last three inputs in registers: every inpu
     qed::short_convolution(x, weight, state, place, owner) -> y
     qed::short_convolution_backward(dy, x, weight, state, place, owner) -> (dx, dweight)
 
-The state gets no gradient here. The weight's is summed over stretches of tokens by torch: no atomics.
+The state gets no gradient here. The weight's is summed over stretches of tokens by torch: no atomics. The prologue
+convolves by itself, and takes `window_gradients` from here.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.launching import FUSED, on_its_device
-from .sigmoid import sigmoid
+from .sigmoid import silu, silu_gradient
 
 BLOCK_TOKENS, BLOCK_CHANNELS = 64, 256  # one warp, and 16 bytes of each thread's in a row
 
 
 @triton.jit
-def tap_weight(weight, channels, s: tl.constexpr, D: tl.constexpr, W: tl.constexpr):
-    """What input s before a token counts [BD]; nothing beyond W taps."""
+def tap_weight(
+    weight, channels, s: tl.constexpr, D: tl.constexpr, W: tl.constexpr, apart: tl.constexpr, taps_apart: tl.constexpr
+):
+    """What input s before a token counts [BD]; nothing beyond W taps. Channels lie so far apart, and taps."""
     if s < W:
-        return tl.load(weight + channels * W + (W - 1 - s), mask=channels < D, other=0.0).to(tl.float32)
+        found = tl.load(weight + channels * apart + (W - 1 - s) * taps_apart, mask=channels < D, other=0.0)
+        return found.to(tl.float32)
     return tl.zeros((channels.shape[0],), tl.float32)
 
 
@@ -61,8 +65,8 @@ def forward_kernel(
     first = tl.program_id(0) * BT
     last = tl.minimum(first + BT, tokens)
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
-    w0, w1 = tap_weight(weight, channels, 0, D, W), tap_weight(weight, channels, 1, D, W)
-    w2, w3 = tap_weight(weight, channels, 2, D, W), tap_weight(weight, channels, 3, D, W)
+    w0, w1 = tap_weight(weight, channels, 0, D, W, W, 1), tap_weight(weight, channels, 1, D, W, W, 1)
+    w2, w3 = tap_weight(weight, channels, 2, D, W, W, 1), tap_weight(weight, channels, 3, D, W, W, 1)
     place, owner = tl.load(places + first), tl.load(owners + first)
     x1 = earlier(x, x_stride, state, first, place, owner, channels, 1, D, W, HAS_STATE)
     x2 = earlier(x, x_stride, state, first, place, owner, channels, 2, D, W, HAS_STATE)
@@ -82,7 +86,7 @@ def forward_kernel(
             x2 = earlier(x, x_stride, state, t, place, owner, channels, 2, D, W, HAS_STATE)
             x3 = earlier(x, x_stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
         z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
-        tl.store(y + t.to(tl.int64) * D + channels, (z * sigmoid(z)).to(y.dtype.element_ty), mask=channels < D)
+        tl.store(y + t.to(tl.int64) * D + channels, silu(z).to(y.dtype.element_ty), mask=channels < D)
         x3, x2, x1 = x2, x1, x0
 
 
@@ -97,8 +101,8 @@ def backward_kernel(
     last = tl.minimum(first + BT, tokens)
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
     inside = channels < D
-    w0, w1 = tap_weight(weight, channels, 0, D, W), tap_weight(weight, channels, 1, D, W)
-    w2, w3 = tap_weight(weight, channels, 2, D, W), tap_weight(weight, channels, 3, D, W)
+    w0, w1 = tap_weight(weight, channels, 0, D, W, W, 1), tap_weight(weight, channels, 1, D, W, W, 1)
+    w2, w3 = tap_weight(weight, channels, 2, D, W, W, 1), tap_weight(weight, channels, 3, D, W, W, 1)
     place, owner = tl.load(places + first), tl.load(owners + first)
     x1 = earlier(x, x_stride, state, first, place, owner, channels, 1, D, W, HAS_STATE)
     x2 = earlier(x, x_stride, state, first, place, owner, channels, 2, D, W, HAS_STATE)
@@ -125,8 +129,7 @@ def backward_kernel(
             x2 = earlier(x, x_stride, state, t, place, owner, channels, 2, D, W, HAS_STATE)
             x3 = earlier(x, x_stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
         z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
-        s = sigmoid(z)
-        dz = d * s * (1 + z * (1 - s))
+        dz = silu_gradient(z, d)
         d1 += tl.where(place >= 1, w1 * dz, 0.0)
         d2 += tl.where(place >= 2, w2 * dz, 0.0)
         d3 += tl.where(place >= 3, w3 * dz, 0.0)
@@ -151,6 +154,63 @@ def backward_kernel(
         tl.store(to - 2, dw2, mask=inside)
     if W > 3:
         tl.store(to - 3, dw3, mask=inside)
+
+
+@triton.jit
+def window_gradients_kernel(
+    dz, x, taps, dx, d_taps,  # taps [W, D]; d_taps like it, of every stretch of tokens
+    x_stride, tokens, stretches,
+    D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Of inputs and taps, from that of the sums, where rows of tokens start from nothing: as above, but with no sums to
+    make again and no places to ask for, so the next three tokens are on their way."""
+    sequence, first = tl.program_id(0) // stretches, tl.program_id(0) % stretches * BT
+    channels = tl.program_id(1) * BD + tl.arange(0, BD)
+    start = sequence.to(tl.int64) * tokens
+    dz += start * D
+    dx += start * D
+    x += start * x_stride
+    last = tl.minimum(first + BT, tokens)
+    w0, w1 = tap_weight(taps, channels, 0, D, W, 1, D), tap_weight(taps, channels, 1, D, W, 1, D)
+    w2, w3 = tap_weight(taps, channels, 2, D, W, 1, D), tap_weight(taps, channels, 3, D, W, 1, D)
+    x1 = row(x, first - 1, x_stride, channels, first - 1 >= 0, D).to(tl.float32)
+    x2 = row(x, first - 2, x_stride, channels, first - 2 >= 0, D).to(tl.float32)
+    x3 = row(x, first - 3, x_stride, channels, first - 3 >= 0, D).to(tl.float32)
+    x_next0 = row(x, first, x_stride, channels, first < last, D)
+    d_next0 = row(dz, first, D, channels, first < tokens, D)
+    x_next1 = row(x, first + 1, x_stride, channels, first + 1 < last, D)
+    d_next1 = row(dz, first + 1, D, channels, first + 1 < tokens, D)
+    x_next2 = row(x, first + 2, x_stride, channels, first + 2 < last, D)
+    d_next2 = row(dz, first + 2, D, channels, first + 2 < tokens, D)
+    # Each with zeros of its own: of two names for one value, d3 = d2 changes nothing in the loop's first pass, and what
+    # the first pass does not change Triton takes for constant.
+    d1, d2, d3 = tl.zeros((BD,), tl.float32), tl.zeros((BD,), tl.float32), tl.zeros((BD,), tl.float32)
+    dw0, dw1, dw2, dw3 = d1, d1, d1, d1
+    for i in range(last - first + 3):
+        t = first + i
+        x0, x_next0, x_next1 = x_next0.to(tl.float32), x_next1, x_next2
+        d0, d_next0, d_next1 = d_next0.to(tl.float32), d_next1, d_next2
+        x_next2 = row(x, t + 3, x_stride, channels, t + 3 < last, D)
+        d_next2 = row(dz, t + 3, D, channels, t + 3 < tokens, D)
+        to = dx + (t - 3).to(tl.int64) * D + channels
+        whole = channels < tl.where(i >= 3, D, 0)
+        tl.store(to, (w0 * d3 + w1 * d2 + w2 * d1 + w3 * d0).to(dx.dtype.element_ty), mask=whole)
+        mine = tl.where(t < last, d0, 0.0)
+        dw0 += mine * x0
+        dw1 += mine * x1
+        dw2 += mine * x2
+        dw3 += mine * x3
+        d3, d2, d1 = d2, d1, d0
+        x3, x2, x1 = x2, x1, x0
+    d_taps += tl.program_id(0).to(tl.int64) * (W * D) + (W - 1) * D + channels
+    inside = channels < D
+    tl.store(d_taps, dw0, mask=inside)
+    if W > 1:
+        tl.store(d_taps - D, dw1, mask=inside)
+    if W > 2:
+        tl.store(d_taps - 2 * D, dw2, mask=inside)
+    if W > 3:
+        tl.store(d_taps - 3 * D, dw3, mask=inside)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -190,3 +250,20 @@ def backward(
             **constants,
         )
     return dx, d_weight.sum(0).to(weight.dtype)
+
+
+@on_its_device
+def window_gradients(dz: Tensor, x: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of Σ_s taps[W − 1 − s] · x_{t−s}: dz like x, x [B, T, D] with tokens at one distance, taps [W, D]."""
+    B, T, D = x.shape
+    stretches = -(-T // BLOCK_TOKENS)
+    dx = torch.empty_like(dz)
+    d_taps = torch.empty(B * stretches, *taps.shape, dtype=torch.float32, device=x.device)
+    if B * T:
+        window_gradients_kernel[(B * stretches, -(-D // BLOCK_CHANNELS))](
+            *(dz, x, taps, dx, d_taps, x.stride(1), T, stretches),
+            **{"D": D, "W": taps.shape[0], "BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS},
+            **FUSED,
+            num_warps=1,
+        )
+    return dx, d_taps.sum(0)

@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..ops.triton.tiles import load_tile, store_tile
 from .prologue_kernels import correction, load, softplus, unit
-from .sigmoid import exp, sigmoid
+from .sigmoid import exp, sigmoid, silu
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def convolved(x, taps, state, columns, D, width: tl.constexpr, W: tl.constexpr, 
     z = tl.sum(window.to(tl.float32) * weight.to(tl.float32), 0)
     tl.debug_barrier()
     tl.store(state + (i - 1) * D + columns[None, :], window, mask=inside & (i > 0) & (i < W))
-    return (z * sigmoid(z))[None, :]
+    return silu(z)[None, :]
 
 
 @triton.jit

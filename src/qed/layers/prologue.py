@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 WIDEST = 256  # channels of a head
 STRETCH, WARPS = 4, 2  # tokens and warps of a program, there and back
-LONG_STRETCH, CHANNELS = 64, 256  # of one warp that goes from token to token
 WIDTHS = {"none": 0, "head": 1, "channel": 2}
 
 
@@ -110,31 +109,24 @@ def launch(
 @on_its_device
 def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
     """Of qkv, taps, b, w, f, and of A_log, dt_bias and strength one after the other."""
-    from .prologue_kernels import gradients_kernel, window_gradients_kernel
+    from .convolution_kernels import window_gradients
+    from .prologue_kernels import gradients_kernel
 
     x = Inputs(*given)
-    (d_qkv, _, db, dw, df, _), widths, x = gradients_like(x), x.summed(), x.laid_out()
-    B, T, D = x.qkv.shape
-    stretches, long = -(-B * T // STRETCH), -(-T // LONG_STRETCH)
-    dz = torch.empty_like(d_qkv)
+    (dz, _, db, dw, df, _), widths, x = gradients_like(x), x.summed(), x.laid_out()
+    tokens = x.qkv.shape[:2].numel()
+    stretches = -(-tokens // STRETCH)
     # Of every stretch: what is summed over tokens is summed by torch. No atomics.
     sums = dz.new_empty(stretches, sum(widths), dtype=torch.float32)
-    d_taps = dz.new_empty(B * long, *x.taps.shape, dtype=torch.float32)
-    if B * T:
+    if tokens:
         gradients_kernel[(stretches * x.heads,)](
             *(y if y is None else y.contiguous() for y in (dq, dk, da, du, dg)),
-            *(x.qkv, *x[1:9], dz, db, dw, df, *sums.split(widths, 1), *x.strides(), sum(widths), B * T, T),
+            *(*x[:9], dz, db, dw, df, *sums.split(widths, 1), *x.strides(), sum(widths), tokens, x.qkv.shape[1]),
             **_constants(x),
             BT=STRETCH,
             num_warps=WARPS,
         )
-        window_gradients_kernel[(B * long, -(-D // CHANNELS))](
-            *(dz, x.qkv, x.taps, d_qkv, d_taps, x.qkv.stride(1), T, long),
-            **{"D": D, "W": x.taps.shape[0], "BT": LONG_STRETCH, "BD": CHANNELS},
-            **FUSED,
-            num_warps=1,
-        )
-    return d_qkv, d_taps.sum(0), db, dw, df, sums.sum(0)
+    return *window_gradients(dz, x.qkv, x.taps), db, dw, df, sums.sum(0)
 
 
 def _constants(x: Inputs) -> dict[str, Any]:

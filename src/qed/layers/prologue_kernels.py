@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .sigmoid import exp, sigmoid
+from .sigmoid import exp, sigmoid, silu, silu_gradient
 
 EPS = tl.constexpr(1e-6)  # of `l2_normalize`
 
@@ -45,18 +45,6 @@ def window_sum(
             found += tl.load(kept, mask=earlier, other=0.0).to(tl.float32)
         z += found * load(taps + (W - 1 - s) * D, rows, columns, 0, left, width)
     return z
-
-
-@triton.jit
-def silu(z):
-    return z * sigmoid(z)
-
-
-@triton.jit
-def silu_gradient(z, d):
-    """Of z, from that of silu(z)."""
-    s = sigmoid(z)
-    return d * s * (1.0 + z * (1.0 - s))
 
 
 @triton.jit
@@ -252,80 +240,3 @@ def gradients_kernel(
             store(df + first * H + h, rows, one, H, left, 1, dx)
             tl.store(d_dt_bias + to_sums + h, tl.sum(tl.sum(dx, 1), 0))
         tl.store(d_A_log + to_sums + h, tl.sum(tl.sum(dg_ * (rate * softplus(x)), 1), 0))
-
-
-@triton.jit
-def tap(taps, channels, s: tl.constexpr, D: tl.constexpr, W: tl.constexpr):
-    """What input s before a token counts; nothing beyond W taps."""
-    if s < W:
-        return tl.load(taps + (W - 1 - s) * D + channels, mask=channels < D, other=0.0)
-    return tl.zeros((channels.shape[0],), tl.float32)
-
-
-@triton.jit
-def token(x, t, stride, channels, end, D: tl.constexpr):
-    """x_t, or zeros outside of the row."""
-    inside = channels < tl.where((t >= 0) & (t < end), D, 0)
-    return tl.load(x + t.to(tl.int64) * stride + channels, mask=inside, other=0.0)
-
-
-@triton.jit
-def window_gradients_kernel(
-    dz, qkv, taps, d_qkv, d_taps,  # d_taps, out, of every stretch of tokens: [W, D]
-    qkv_stride, tokens, stretches,
-    D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """Of a convolution's inputs and taps, from that of its sums. From token to token, with the last three of both in
-    registers and the next three on their way: an input's gradient is whole three tokens later, so the pass goes on that
-    far into the next stretch."""
-    sequence, first = tl.program_id(0) // stretches, tl.program_id(0) % stretches * BT
-    channels = tl.program_id(1) * BD + tl.arange(0, BD)
-    start = sequence.to(tl.int64) * tokens
-    dz += start * D
-    d_qkv += start * D
-    qkv += start * qkv_stride
-    last = tl.minimum(first + BT, tokens)
-    w0, w1, w2, w3 = (
-        tap(taps, channels, 0, D, W),
-        tap(taps, channels, 1, D, W),
-        tap(taps, channels, 2, D, W),
-        tap(taps, channels, 3, D, W),
-    )
-    x1 = token(qkv, first - 1, qkv_stride, channels, tokens, D).to(tl.float32)
-    x2 = token(qkv, first - 2, qkv_stride, channels, tokens, D).to(tl.float32)
-    x3 = token(qkv, first - 3, qkv_stride, channels, tokens, D).to(tl.float32)
-    x_next0 = token(qkv, first, qkv_stride, channels, last, D)
-    d_next0 = token(dz, first, D, channels, tokens, D)
-    x_next1 = token(qkv, first + 1, qkv_stride, channels, last, D)
-    d_next1 = token(dz, first + 1, D, channels, tokens, D)
-    x_next2 = token(qkv, first + 2, qkv_stride, channels, last, D)
-    d_next2 = token(dz, first + 2, D, channels, tokens, D)
-    # Each with zeros of its own: of two names for one value, d3 = d2 changes nothing in the loop's first pass, and what
-    # the first pass does not change Triton takes for constant.
-    d1, d2, d3 = tl.zeros((BD,), tl.float32), tl.zeros((BD,), tl.float32), tl.zeros((BD,), tl.float32)
-    dw0, dw1, dw2, dw3 = d1, d1, d1, d1
-    for i in range(last - first + 3):
-        t = first + i
-        x0, x_next0, x_next1 = x_next0.to(tl.float32), x_next1, x_next2
-        d0, d_next0, d_next1 = d_next0.to(tl.float32), d_next1, d_next2
-        x_next2 = token(qkv, t + 3, qkv_stride, channels, last, D)
-        d_next2 = token(dz, t + 3, D, channels, tokens, D)
-        to = d_qkv + (t - 3).to(tl.int64) * D + channels
-        whole = channels < tl.where(i >= 3, D, 0)
-        tl.store(to, (w0 * d3 + w1 * d2 + w2 * d1 + w3 * d0).to(d_qkv.dtype.element_ty), mask=whole)
-        mine = tl.where(t < last, d0, 0.0)
-        dw0 += mine * x0
-        dw1 += mine * x1
-        dw2 += mine * x2
-        dw3 += mine * x3
-        d3, d2, d1 = d2, d1, d0
-        x3, x2, x1 = x2, x1, x0
-    d_taps += tl.program_id(0).to(tl.int64) * (W * D) + (W - 1) * D + channels
-    inside = channels < D
-    tl.store(d_taps, dw0, mask=inside)
-    if W > 1:
-        tl.store(d_taps - D, dw1, mask=inside)
-    if W > 2:
-        tl.store(d_taps - 2 * D, dw2, mask=inside)
-    if W > 3:
-        tl.store(d_taps - 3 * D, dw3, mask=inside)

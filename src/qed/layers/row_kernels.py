@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.launching import FUSED, on_its_device, power_of_two
-from .sigmoid import sigmoid
+from .sigmoid import sigmoid, silu_gradient
 
 TILE, BLOCK = 4096, 1024  # numbers of a program, in rows and flat
 ACTIVATIONS = {None: 0, "silu": 1, "sigmoid": 2}
@@ -47,8 +47,7 @@ def product_kernel(both, y, dy, d_both, stride, numbers, WIDTH: tl.constexpr, BA
     if BACK:
         dy_ = tl.load(dy + start + tl.arange(0, BLOCK), mask=inside, other=0.0).to(tl.float32)
         d_both += rows * (2 * WIDTH) + columns
-        d_gate = dy_ * up * open_ * (1.0 + gate * (1.0 - open_))
-        tl.store(d_both, d_gate.to(d_both.dtype.element_ty), mask=inside)
+        tl.store(d_both, silu_gradient(gate, dy_ * up).to(d_both.dtype.element_ty), mask=inside)
         tl.store(d_both + WIDTH, (dy_ * gate * open_).to(d_both.dtype.element_ty), mask=inside)
     else:
         tl.store(y + start + tl.arange(0, BLOCK), (gate * up * open_).to(y.dtype.element_ty), mask=inside)

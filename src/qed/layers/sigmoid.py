@@ -1,4 +1,4 @@
-"""The sigmoid in few instructions, for kernels that have little else to do."""
+"""The sigmoid and SiLU in few instructions, for kernels that have little else to do."""
 
 import triton
 import triton.language as tl
@@ -17,3 +17,15 @@ def sigmoid(x):
     """1 / (1 + exp(−x)). A GPU divides in eight instructions, and takes 1 / √ in one."""
     r = tl.rsqrt(1.0 + exp(-x))
     return r * r
+
+
+@triton.jit
+def silu(z):
+    return z * sigmoid(z)
+
+
+@triton.jit
+def silu_gradient(z, d):
+    """Of z, from that of silu(z)."""
+    s = sigmoid(z)
+    return d * s * (1.0 + z * (1.0 - s))
