@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from .test_loop import command, corpus  # noqa: F401 (a fixture)
+from .test_loop import command
 
 Rows = list[dict[str, object]]
 
 
 def run(
-    corpus_: str,
+    corpus: str,
     out: Path,
     processes: int,
     parallel: str = "ddp",
@@ -24,7 +24,7 @@ def run(
 ) -> Rows:
     """The metrics after `processes` processes have run to the end, or to a step and a save there. `die_at`: one process
     is killed before that step, once, and torchrun starts all again."""
-    words = [*command(corpus_, out)[3:], "--set", f"parallel={parallel}", "--set", f"context={context}"]
+    words = [*command(corpus, out)[3:], "--set", f"parallel={parallel}", "--set", f"context={context}"]
     stop = (
         ""
         if stop_at is None
@@ -70,21 +70,21 @@ def close(found: Rows, truth: Rows) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Rows:  # noqa: F811
+def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return run(corpus, tmp_path_factory.mktemp("alone") / "run", 1)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_are_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811
+def test_two_processes_are_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:
     close(run(corpus, tmp_path / "run", 2, parallel), alone)
 
 
-def test_one_row_over_two_processes(corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811
+def test_one_row_over_two_processes(corpus: str, alone: Rows, tmp_path: Path) -> None:
     """Each has half of every sequence's tokens."""
     close(run(corpus, tmp_path / "run", 2, "ddp", context=2), alone)
 
 
-def test_either_goes_on_from_the_other(corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811
+def test_either_goes_on_from_the_other(corpus: str, alone: Rows, tmp_path: Path) -> None:
     """Begun by two with shards, carried on by one, then by two with copies."""
     out = tmp_path / "run"
     assert len(run(corpus, out, 2, "fsdp", stop_at=6)) == 6
@@ -92,7 +92,7 @@ def test_either_goes_on_from_the_other(corpus: str, alone: Rows, tmp_path: Path)
     close(run(corpus, out, 2, "ddp"), alone)
 
 
-def test_a_killed_process_is_started_again(corpus: str, alone: Rows, tmp_path: Path) -> None:  # noqa: F811
+def test_a_killed_process_is_started_again(corpus: str, alone: Rows, tmp_path: Path) -> None:
     """torchrun's elastic restart: all go on from the last checkpoint to the same losses."""
     close(run(corpus, tmp_path / "run", 2, die_at=13), alone)
     assert (tmp_path / "died").exists()
