@@ -132,9 +132,13 @@ def register(
 
 
 def _leaves(tensors: Iterable[Tensor | None]) -> list[Any]:
-    """Tensors to differentiate by. Those that have a gradient stay connected with what they come from, by a view, so
-    that gradients of gradients reach it; what else depends on them does not count."""
-    return [None if x is None else x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in tensors]
+    """Tensors to differentiate by. Where gradients of gradients are wanted, those that have one stay connected with
+    what they come from, by a view: then what else depends on them does not count."""
+
+    def leaf(x: Tensor) -> Tensor:
+        return x.view_as(x) if torch.is_grad_enabled() and x.requires_grad else x.detach().requires_grad_()
+
+    return [None if x is None else leaf(x) for x in tensors]
 
 
 def _loop_gradients(
