@@ -14,13 +14,12 @@ same rounded operands made both sides: z is taken from them, not from the finish
 import triton
 import triton.language as tl
 
+from .forgetting import forgetting_gradients
 from .tiles import (
-    FORGOTTEN,
     as_operand,
     bounded,
     centred,
     chunk_place,
-    epochs_of,
     forgets,
     in_other_parts,
     level_factors,
@@ -28,6 +27,7 @@ from .tiles import (
     per_token,
     segment_place,
     step_decays,
+    store_decay_gradient,
     store_tile,
     whole_enough,
 )
@@ -109,55 +109,6 @@ def pair_gradients(
 
 
 @triton.jit
-def key_gradients(
-    d, q_, a_, k_, dP_, dA_, total, SUB: tl.constexpr, LEVELS: tl.constexpr, RATIO: tl.constexpr, REACH: tl.constexpr,
-    PRECISION: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
-    """What pairs give to keys about their centres, on top of d, and to minus G."""
-    C: tl.constexpr = k_.shape[0]
-    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    inside_P, inside_A = dP_, dA_
-    if LEVELS > 0:
-        same = i // SUB == j // SUB
-        inside_P, inside_A = tl.where(same, dP_, 0.0), tl.where(same, dA_, 0.0)
-    d = tl.dot(tl.trans(inside_P.to(CENTRED)), q_, acc=d, input_precision=PRECISION)
-    d = tl.dot(tl.trans(inside_A.to(CENTRED)), a_, acc=d, input_precision=PRECISION)
-    minus_dG = k_ * d
-    for level in tl.static_range(LEVELS):
-        row, column = level_factors(total, level, RATIO, REACH, SUB)
-        there = in_other_parts(i, j, level, RATIO, C)
-        q_hat, a_hat = as_operand(q_ * row, CENTRED, PRECISION), as_operand(a_ * row, CENTRED, PRECISION)
-        found = tl.dot(tl.trans(tl.where(there, dP_, 0.0).to(CENTRED)), q_hat, input_precision=PRECISION)
-        found = tl.dot(tl.trans(tl.where(there, dA_, 0.0).to(CENTRED)), a_hat, acc=found, input_precision=PRECISION)
-        d += found * column
-        minus_dG += as_operand(k_ * column, CENTRED, PRECISION) * found
-    return d, minus_dG
-
-
-@triton.jit
-def row_gradients(
-    d, x_, k_, pairs, total, SUB: tl.constexpr, LEVELS: tl.constexpr, RATIO: tl.constexpr, REACH: tl.constexpr,
-    PRECISION: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
-    """What pairs give to rows of q or a about their centres, on top of d, and to G."""
-    C: tl.constexpr = k_.shape[0]
-    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    inside = pairs
-    if LEVELS > 0:
-        inside = tl.where(i // SUB == j // SUB, pairs, 0.0)
-    d = tl.dot(inside.to(CENTRED), k_, acc=d, input_precision=PRECISION)
-    dG = x_ * d
-    for level in tl.static_range(LEVELS):
-        row, column = level_factors(total, level, RATIO, REACH, SUB)
-        there = in_other_parts(i, j, level, RATIO, C)
-        k_hat = as_operand(k_ * column, CENTRED, PRECISION)
-        found = tl.dot(tl.where(there, pairs, 0.0).to(CENTRED), k_hat, input_precision=PRECISION)
-        d += found * row
-        dG += as_operand(x_ * row, CENTRED, PRECISION) * found
-    return d, dG
-
-
-@triton.jit
 def chunk_gradients(
     q, k, a, g, lowest, do, E, R, starts, d_ends, dP, dA,  # in; E is du
     dq, dk, da, dg,  # out; dg [tokens, H, K], or one sum for every tile of K [tiles, tokens, H] if G_WIDTH is 1
@@ -179,94 +130,83 @@ def chunk_gradients(
     most = tl.load(lowest + block)
     if whole_enough(most, REACH) != (LEVELS == 0):
         return
+    if LEVELS > 0:  # noqa: SIM102  (the compiler decides this one, a GPU the next)
+        if forgets(most):
+            forgetting_gradients(
+                q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg,
+                place, block, length, tile, all_tokens, scale, H, K, V, G_WIDTH, C, BK, BV, PRECISION,
+            )  # fmt: skip
+            return
     rows, keys = tl.arange(0, C), tile * BK + tl.arange(0, BK)
-    for FORGETS in tl.static_range(2 if LEVELS > 0 else 1):
-        if forgets(most, LEVELS) == FORGETS:
-            # Rows and keys about their centres.
-            each = step_decays(g, place, rows, keys, length, H, K, G_WIDTH)
-            if LEVELS > 0:
-                each = bounded(each, LEAST)
-            k_ = load_tile(k + place * K, rows, keys, H * K, length, K)
-            q_ = load_tile(q + place * K, rows, keys, H * K, length, K)
-            a_ = load_tile(a + place * K, rows, keys, H * K, length, K)
-            own, centre, total, rest, whole = centred(each, SUB)
-            down, up = tl.exp2(own), tl.exp2(-own)
-            k_ = as_operand(k_ * up, CENTRED, PRECISION)
-            q_ = as_operand(q_ * (down * scale), CENTRED, PRECISION)
-            a_ = as_operand(a_ * down, CENTRED, PRECISION)
-            dP_ = load_tile(dP + block * C * C, rows, rows, C, C, C)
-            dA_ = load_tile(dA + block * C * C, rows, rows, C, C, C)
+    i, j = rows[:, None], rows[None, :]
 
-            # dk: what the chunk's end gives, pairs in one block, pairs between sub-blocks.
-            columns = tl.arange(0, BV)
-            S = load_tile(starts + block * K * V, columns, keys, K, V, K)  # S₀ᵀ, and so on
-            dS = load_tile(d_ends + block * K * V, columns, keys, K, V, K)
-            R_ = load_tile(R + block * C * V, columns, rows, C, V, C)
-            d = tl.dot(tl.trans(R_), dS, input_precision=PRECISION)
-            d_gamma = tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
-            d *= per_token(tl.exp2(rest), SUB)
-            all_through = tl.exp2(whole)
-            if FORGETS:
-                epoch_of = epochs_of(g, place, rows, keys, length, H, K, G_WIDTH)
-                last = tl.max(epoch_of, 0)
-                d = tl.where(epoch_of == last[None, :], d, 0.0)
-                all_through = tl.where(last == 0, all_through, 0.0)
-            # A key's decay to the chunk's end is one to its last token, less one to the key's own.
-            d_whole = d_gamma * all_through + tl.sum(k_ * d, 0)
-            if FORGETS:
-                minus_dG = k_ * d
-                epoch_of = epochs_of(g, place, rows, keys, length, H, K, G_WIDTH)
-                for epoch in range(tl.max(epoch_of) + 1):
-                    now = epoch_of == epoch
-                    d_now, minus_dG_now = key_gradients(
-                        tl.zeros((C, BK), tl.float32),
-                        tl.where(now, q_, 0.0).to(CENTRED), tl.where(now, a_, 0.0).to(CENTRED),
-                        k_, dP_, dA_, total, SUB, LEVELS, RATIO, REACH, PRECISION, CENTRED,
-                    )  # fmt: skip
-                    d += tl.where(now, d_now, 0.0)
-                    minus_dG += tl.where(now, minus_dG_now, 0.0)
-            else:
-                d, minus_dG = key_gradients(
-                    d, q_, a_, k_, dP_, dA_, total, SUB, LEVELS, RATIO, REACH, PRECISION, CENTRED
-                )
-            dG = -minus_dG
-            store_tile(dk + place * K, rows, keys, H * K, length, K, d * up)
+    # Rows and keys about their centres.
+    each = step_decays(g, place, rows, keys, length, H, K, G_WIDTH)
+    if LEVELS > 0:
+        each = bounded(each, LEAST)
+    k_ = load_tile(k + place * K, rows, keys, H * K, length, K)
+    q_ = load_tile(q + place * K, rows, keys, H * K, length, K)
+    a_ = load_tile(a + place * K, rows, keys, H * K, length, K)
+    own, centre, total, rest, whole = centred(each, SUB)
+    down, up = tl.exp2(own), tl.exp2(-own)
+    k_ = as_operand(k_ * up, CENTRED, PRECISION)
+    q_ = as_operand(q_ * (down * scale), CENTRED, PRECISION)
+    a_ = as_operand(a_ * down, CENTRED, PRECISION)
+    dP_ = load_tile(dP + block * C * C, rows, rows, C, C, C)
+    dA_ = load_tile(dA + block * C * C, rows, rows, C, C, C)
 
-            # dq, then da, in the same way: a loop, so that one can have the other's registers.
-            for which in range(2):
-                is_q = which == 0
-                x, read, pairs = tl.where(is_q, q, a), tl.where(is_q, do, E), tl.where(is_q, dP, dA)
-                x_ = load_tile(x + place * K, rows, keys, H * K, length, K)
-                read_ = load_tile(read + place * V, rows, columns, H * V, length, V)
-                d = tl.dot(read_, S, input_precision=PRECISION)
-                factor = down * tl.where(is_q, scale, 1.0)
-                x_ = as_operand(x_ * factor, CENTRED, PRECISION)
-                d *= per_token(tl.where(is_q, tl.exp2(centre), -tl.exp2(centre)), SUB)
-                pairs_ = load_tile(pairs + block * C * C, rows, rows, C, C, C)
-                if FORGETS:
-                    epoch_of = epochs_of(g, place, rows, keys, length, H, K, G_WIDTH)
-                    d = tl.where(epoch_of == 0, d, 0.0)
-                    dG += x_ * d
-                    for epoch in range(tl.max(epoch_of) + 1):
-                        now = epoch_of == epoch
-                        d_now, dG_now = row_gradients(
-                            tl.zeros((C, BK), tl.float32), x_, tl.where(now, k_, 0.0).to(CENTRED), pairs_,
-                            total, SUB, LEVELS, RATIO, REACH, PRECISION, CENTRED,
-                        )  # fmt: skip
-                        d += tl.where(now, d_now, 0.0)
-                        dG += tl.where(now, dG_now, 0.0)
-                else:
-                    d, dG_x = row_gradients(d, x_, k_, pairs_, total, SUB, LEVELS, RATIO, REACH, PRECISION, CENTRED)
-                    dG += dG_x
-                store_tile(tl.where(is_q, dq, da) + place * K, rows, keys, H * K, length, K, d * factor)
+    # dk: what the chunk's end gives, pairs in one block, pairs between sub-blocks.
+    columns = tl.arange(0, BV)
+    S = load_tile(starts + block * K * V, columns, keys, K, V, K)  # S₀ᵀ, and so on
+    dS = load_tile(d_ends + block * K * V, columns, keys, K, V, K)
+    R_ = load_tile(R + block * C * V, columns, rows, C, V, C)
+    d = tl.dot(tl.trans(R_), dS, input_precision=PRECISION)
+    d_gamma = tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
+    d *= per_token(tl.exp2(rest), SUB)
+    # A key's decay to the chunk's end is one to its last token, less one to the key's own.
+    d_whole = d_gamma * tl.exp2(whole) + tl.sum(k_ * d, 0)
+    inside_P, inside_A = dP_, dA_
+    if LEVELS > 0:
+        same = i // SUB == j // SUB
+        inside_P, inside_A = tl.where(same, dP_, 0.0), tl.where(same, dA_, 0.0)
+    d = tl.dot(tl.trans(inside_P.to(CENTRED)), q_, acc=d, input_precision=PRECISION)
+    d = tl.dot(tl.trans(inside_A.to(CENTRED)), a_, acc=d, input_precision=PRECISION)
+    dG = -(k_ * d)
+    for level in tl.static_range(LEVELS):
+        row, column = level_factors(total, level, RATIO, REACH, SUB)
+        there = in_other_parts(i, j, level, RATIO, C)
+        q_hat, a_hat = as_operand(q_ * row, CENTRED, PRECISION), as_operand(a_ * row, CENTRED, PRECISION)
+        found = tl.dot(tl.trans(tl.where(there, dP_, 0.0).to(CENTRED)), q_hat, input_precision=PRECISION)
+        found = tl.dot(tl.trans(tl.where(there, dA_, 0.0).to(CENTRED)), a_hat, acc=found, input_precision=PRECISION)
+        d += found * column
+        dG -= as_operand(k_ * column, CENTRED, PRECISION) * found
+    store_tile(dk + place * K, rows, keys, H * K, length, K, d * up)
 
-            if G_WIDTH > 0:
-                dg_ = tl.cumsum(dG, 0, reverse=True) + d_whole[None, :]
-                if FORGETS:  # a factor of 0 has no slope
-                    each = step_decays(g, place, rows, keys, length, H, K, G_WIDTH)
-                    dg_ = tl.where(each < FORGOTTEN, 0.0, dg_)
-                if G_WIDTH == 1:
-                    where = dg + (tile.to(tl.int64) * all_tokens * H + place) + rows.to(tl.int64) * H
-                    tl.store(where, tl.sum(dg_, 1), mask=rows < length)
-                else:
-                    store_tile(dg + place * K, rows, keys, H * K, length, K, dg_)
+    # dq, then da, in the same way: a loop, so that one can have the other's registers.
+    for which in range(2):
+        is_q = which == 0
+        x, read, pairs = tl.where(is_q, q, a), tl.where(is_q, do, E), tl.where(is_q, dP, dA)
+        x_ = load_tile(x + place * K, rows, keys, H * K, length, K)
+        read_ = load_tile(read + place * V, rows, columns, H * V, length, V)
+        d = tl.dot(read_, S, input_precision=PRECISION)
+        factor = down * tl.where(is_q, scale, 1.0)
+        x_ = as_operand(x_ * factor, CENTRED, PRECISION)
+        d *= per_token(tl.where(is_q, tl.exp2(centre), -tl.exp2(centre)), SUB)
+        pairs_ = load_tile(pairs + block * C * C, rows, rows, C, C, C)
+        inside = pairs_
+        if LEVELS > 0:
+            inside = tl.where(i // SUB == j // SUB, pairs_, 0.0)
+        d = tl.dot(inside.to(CENTRED), k_, acc=d, input_precision=PRECISION)
+        dG += x_ * d
+        for level in tl.static_range(LEVELS):
+            row, column = level_factors(total, level, RATIO, REACH, SUB)
+            there = in_other_parts(i, j, level, RATIO, C)
+            k_hat = as_operand(k_ * column, CENTRED, PRECISION)
+            found = tl.dot(tl.where(there, pairs_, 0.0).to(CENTRED), k_hat, input_precision=PRECISION)
+            d += found * row
+            dG += as_operand(x_ * row, CENTRED, PRECISION) * found
+        store_tile(tl.where(is_q, dq, da) + place * K, rows, keys, H * K, length, K, d * factor)
+
+    if G_WIDTH > 0:
+        dg_ = tl.cumsum(dG, 0, reverse=True) + d_whole[None, :]
+        store_decay_gradient(dg, dg_, place, rows, keys, length, tile, all_tokens, H, K, G_WIDTH)

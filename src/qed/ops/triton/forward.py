@@ -13,11 +13,11 @@ Few sequences and heads leave most of a GPU idle while one chunk follows the oth
 import triton
 import triton.language as tl
 
+from .forgetting import forgetting_terms
 from .tiles import (
     bounded,
     centred,
     chunk_place,
-    epochs_of,
     forgets,
     in_other_parts,
     inverse,
@@ -30,30 +30,6 @@ from .tiles import (
     store_tile,
     whole_enough,
 )
-
-
-@triton.jit
-def pair_products(
-    a_, q_, k_, total, SUB: tl.constexpr, LEVELS: tl.constexpr, RATIO: tl.constexpr, REACH: tl.constexpr,
-    PRECISION: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
-    """Rows of a and of q with keys, all about their centres, and the decays between them: [C, C] twice. Above the
-    diagonal there may be anything."""
-    C: tl.constexpr = k_.shape[0]
-    i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    k_T = tl.trans(k_.to(CENTRED))
-    pairs_a = tl.dot(a_.to(CENTRED), k_T, input_precision=PRECISION)
-    pairs_q = tl.dot(q_.to(CENTRED), k_T, input_precision=PRECISION)
-    if LEVELS > 0:
-        same = i // SUB == j // SUB
-        pairs_a, pairs_q = tl.where(same, pairs_a, 0.0), tl.where(same, pairs_q, 0.0)
-    for level in tl.static_range(LEVELS):
-        row, column = level_factors(total, level, RATIO, REACH, SUB)
-        k_hat = tl.trans((k_ * column).to(CENTRED))
-        there = in_other_parts(i, j, level, RATIO, C)
-        pairs_a += tl.where(there, tl.dot((a_ * row).to(CENTRED), k_hat, input_precision=PRECISION), 0.0)
-        pairs_q += tl.where(there, tl.dot((q_ * row).to(CENTRED), k_hat, input_precision=PRECISION), 0.0)
-    return pairs_a, pairs_q
 
 
 @triton.jit
@@ -78,6 +54,12 @@ def chunk_terms(
         most = tl.load(lowest + block)
         if whole_enough(most, REACH):
             return
+        if forgets(most):
+            forgetting_terms(
+                q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
+                H, K, G_WIDTH, C, LOG_C, BK, PRECISION,
+            )  # fmt: skip
+            return
     else:
         most = most_decay(g, place, length, H, K, ALL_K, G_WIDTH, C)
         tl.store(lowest + block, most)
@@ -85,57 +67,46 @@ def chunk_terms(
             return
     rows = tl.arange(0, C)
     i, j = rows[:, None], rows[None, :]
-    for FORGETS in tl.static_range(2 if LEVELS > 0 else 1):
-        if forgets(most, LEVELS) == FORGETS:
-            pairs_a = tl.zeros((C, C), tl.float32)
-            pairs_q = tl.zeros((C, C), tl.float32)
-            for first in range(0, K, BK):
-                columns = first + tl.arange(0, BK)
-                # Loads first, one behind the other, and only then what waits for them.
-                each = step_decays(g, place, rows, columns, length, H, K, G_WIDTH)
-                k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
-                a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
-                q_ = load_tile(q + place * K, rows, columns, H * K, length, K)
-                if LEVELS > 0:
-                    each = bounded(each, LEAST)
-                own, centre, total, rest, whole = centred(each, SUB)
 
-                # Rows and keys about their centres.
-                down = tl.exp2(own)
-                a_, q_, k_ = a_ * down, q_ * (down * scale), k_ * tl.exp2(-own)
-                before, after, all_through = (
-                    per_token(tl.exp2(centre), SUB),
-                    per_token(tl.exp2(rest), SUB),
-                    tl.exp2(whole),
-                )
-                if FORGETS:
-                    epoch_of = epochs_of(g, place, rows, columns, length, H, K, G_WIDTH)
-                    last = tl.max(epoch_of, 0)
-                    before = tl.where(epoch_of == 0, before, 0.0)
-                    after = tl.where(epoch_of == last[None, :], after, 0.0)
-                    all_through = tl.where(last == 0, all_through, 0.0)
-                tl.store(gamma + block * K + columns, all_through, mask=columns < K)
-                store_tile(a_tilde + block * C * K, rows, columns, K, C, K, a_ * before)
-                store_tile(q_tilde + block * C * K, rows, columns, K, C, K, q_ * before)
-                store_tile(k_bar + block * C * K, rows, columns, K, C, K, k_ * after)
-                if FORGETS:
-                    epoch_of = epochs_of(g, place, rows, columns, length, H, K, G_WIDTH)
-                    for epoch in range(tl.max(epoch_of) + 1):
-                        now = epoch_of == epoch
-                        found_a, found_q = pair_products(
-                            tl.where(now, a_, 0.0), tl.where(now, q_, 0.0), tl.where(now, k_, 0.0),
-                            total, SUB, LEVELS, RATIO, REACH, PRECISION, CENTRED,
-                        )  # fmt: skip
-                        pairs_a += found_a
-                        pairs_q += found_q
-                else:
-                    found_a, found_q = pair_products(a_, q_, k_, total, SUB, LEVELS, RATIO, REACH, PRECISION, CENTRED)
-                    pairs_a += found_a
-                    pairs_q += found_q
+    pairs_a = tl.zeros((C, C), tl.float32)
+    pairs_q = tl.zeros((C, C), tl.float32)
+    for first in range(0, K, BK):
+        columns = first + tl.arange(0, BK)
+        # Loads first, one behind the other, and only then what waits for them.
+        each = step_decays(g, place, rows, columns, length, H, K, G_WIDTH)
+        k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
+        a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
+        q_ = load_tile(q + place * K, rows, columns, H * K, length, K)
+        if LEVELS > 0:
+            each = bounded(each, LEAST)
+        own, centre, total, rest, whole = centred(each, SUB)
+        tl.store(gamma + block * K + columns, tl.exp2(whole), mask=columns < K)
 
-            store_tile(P + block * C * C, rows, rows, C, C, C, tl.where(i >= j, pairs_q, 0.0))
-            found = inverse(tl.where(i > j, pairs_a, 0.0), C, LOG_C, PRECISION)
-            store_tile(T + block * C * C, rows, rows, C, C, C, found)
+        # Rows and keys about their centres.
+        down = tl.exp2(own)
+        a_, q_, k_ = a_ * down, q_ * (down * scale), k_ * tl.exp2(-own)
+        before, after = per_token(tl.exp2(centre), SUB), per_token(tl.exp2(rest), SUB)
+        store_tile(a_tilde + block * C * K, rows, columns, K, C, K, a_ * before)
+        store_tile(q_tilde + block * C * K, rows, columns, K, C, K, q_ * before)
+        store_tile(k_bar + block * C * K, rows, columns, K, C, K, k_ * after)
+        k_T = tl.trans(k_.to(CENTRED))
+        found_a = tl.dot(a_.to(CENTRED), k_T, input_precision=PRECISION)
+        found_q = tl.dot(q_.to(CENTRED), k_T, input_precision=PRECISION)
+        if LEVELS > 0:
+            same = i // SUB == j // SUB
+            found_a, found_q = tl.where(same, found_a, 0.0), tl.where(same, found_q, 0.0)
+        pairs_a += found_a
+        pairs_q += found_q
+        for level in tl.static_range(LEVELS):
+            row, column = level_factors(total, level, RATIO, REACH, SUB)
+            k_hat = tl.trans((k_ * column).to(CENTRED))
+            there = in_other_parts(i, j, level, RATIO, C)
+            pairs_a += tl.where(there, tl.dot((a_ * row).to(CENTRED), k_hat, input_precision=PRECISION), 0.0)
+            pairs_q += tl.where(there, tl.dot((q_ * row).to(CENTRED), k_hat, input_precision=PRECISION), 0.0)
+
+    store_tile(P + block * C * C, rows, rows, C, C, C, tl.where(i >= j, pairs_q, 0.0))
+    found = inverse(tl.where(i > j, pairs_a, 0.0), C, LOG_C, PRECISION)
+    store_tile(T + block * C * C, rows, rows, C, C, C, found)
 
 
 @triton.jit

@@ -17,10 +17,8 @@ channels has to be a matrix product, so the exponential must fall apart into a f
   sub-block: it decays no further than exp(−REACH), because in a chunk that is cut no g counts below −REACH / SUB:
   exp(−13.75) = 1e-6 for 16-bit numbers, SUB = 8, and exp(−20) = 2e-9 for float32, SUB = 4.
 - A step that *forgets* has a decay below 2^FORGOTTEN, for which float32 has no normal number; g = −inf is one. Its
-  factor is exactly 0. Each such step begins a new *epoch* of its channel, and only pairs of tokens in one epoch meet:
-  a chunk with such steps is cut, its products are made epoch by epoch, each with the other epochs' entries set to 0,
-  and it shows its start state to the first epoch alone and its end state the last one. Other chunks do not pay for it:
-  they have one epoch, and no entry is masked.
+  factor is exactly 0, which no difference of sums gives. A chunk with such a step takes its pairs by distance instead,
+  one after the other (`forgetting.py`): many times slower, and exact. Other chunks do not pay for it.
 
 Each kernel with pairs is launched twice: for the chunks that are one block (SUB = C, LEVELS = 0), and for those that
 are cut. When a model starts to learn, its decays reach exp(−104) in a chunk and all are whole; later many may be cut.
@@ -86,6 +84,18 @@ def store_tile(x, rows, columns, stride, n_rows, n_columns, value):
 
 
 @triton.jit
+def store_decay_gradient(
+    dg, value, place, rows, keys, length, tile, all_tokens, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """[C, BK] to width K; or, where there is one decay per head, its sum over the tile's channels."""
+    if WIDTH == 1:
+        where = dg + (tile.to(tl.int64) * all_tokens * H + place) + rows.to(tl.int64) * H
+        tl.store(where, tl.sum(value, 1), mask=rows < length)
+    else:
+        store_tile(dg + place * K, rows, keys, H * K, length, K, value)
+
+
+@triton.jit
 def step_decays(g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr):
     """g [C, BK] in powers of two, from width K, 1 (one decay per head) or 0 (none)."""
     C: tl.constexpr = rows.shape[0]
@@ -107,23 +117,9 @@ def bounded(each, LEAST: tl.constexpr):
 
 
 @triton.jit
-def epochs_of(g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr):
-    """How many steps of a channel have forgotten, up to every token and with it: [C, BK]. Read again from memory, so
-    that chunks without such steps keep no registers for it."""
-    each = step_decays(g, place, rows, columns, length, H, K, WIDTH)
-    return tl.cumsum((each < FORGOTTEN).to(tl.int32), 0)
-
-
-@triton.jit
-def forgets(most, LEVELS: tl.constexpr):
-    """Whether some step of a chunk forgets, by what `most_decay` found. Such a chunk is always one that is cut.
-
-    A kernel has a body for chunks that forget and one for those that do not, `for FORGETS in tl.static_range(2)`: what
-    the first needs registers for, the second does not spill."""
-    if LEVELS == 0:
-        return False
-    else:
-        return most == float("-inf")
+def forgets(most):
+    """Whether some step of a chunk forgets, by what `most_decay` found. Such a chunk is one of those that are cut."""
+    return most == float("-inf")
 
 
 @triton.jit
