@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -12,6 +13,11 @@ from ..layers import Mixer
 from .config import QEDConfig
 from .files import check_checkpoint, check_config, check_options
 from .initialization import initialize
+
+
+def weights_dtype(device: str) -> torch.dtype:
+    """In which weights are loaded to generate or to be evaluated: bfloat16 on any GPU."""
+    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
 
 
 class QEDPreTrainedModel(PreTrainedModel):

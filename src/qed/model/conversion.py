@@ -57,6 +57,7 @@ def from_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found |= {prefix + name: x for name, x in renamed.items()}
         found[f"{prefix}in_proj.weight"] = torch.cat(matrices)
         found[f"{prefix}conv.weight"] = torch.cat([x.squeeze(1) for x in taps])
+        _check_layer(kind, prefix, found)
     return found
 
 
@@ -72,16 +73,14 @@ def to_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if extra:
             known = ", ".join(KINDS)
             raise ValueError(f"{prefix}{extra[0]}: flash-linear-attention has no such rule; expected one of {known}")
+        _check_layer(kind, prefix, found)
         values = found[f"{prefix}o_proj.weight"].shape[1]
         keys = (found[f"{prefix}conv.weight"].shape[0] - values) // 2
         rank = found[f"{prefix}f_proj.weight"].shape[1] if kind in ("gdn2", "kda") else 0
-        heads = found[f"{prefix}A_log"].shape[0] if f"{prefix}A_log" in found else 0
+        heads = values // found[f"{prefix}o_norm.weight"].shape[0]
         matrix = found.pop(f"{prefix}in_proj.weight")
         sizes = {"q": keys, "k": keys, "v": values, "b": keys if kind == "gdn2" else heads, "w": values}
         sizes |= {"f": rank or heads}
-        if kind == "deltanet":  # nothing but the matrix itself tells its heads: what is left beside a gate, if any
-            left = matrix.shape[0] - 2 * keys - values
-            sizes["b"] = left - values if left > values else left
         named = {key: name for key, name in ROWS[kind].items() if key != "g"}
         rest = matrix.shape[0] - sum(sizes[key] for key in named)
         parts = matrix.split([*(sizes[key] for key in named), *([rest] if rest else [])])
@@ -92,6 +91,46 @@ def to_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         taps = found.pop(f"{prefix}conv.weight").unsqueeze(1).split([keys, keys, values])
         found |= {f"{prefix}{name}.weight": x.contiguous() for name, x in zip(CONVOLUTIONS, taps, strict=True)}
     return found
+
+
+def _check_layer(kind: str, prefix: str, weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless the tensors under `prefix`, in our form, are those of a mixer with the rule `kind`: the
+    mixer that its sizes say is made, without memory, and has to have the same names and shapes."""
+    given = {name.removeprefix(prefix): list(x.shape) for name, x in weights.items() if name.startswith(prefix)}
+    low_rank = kind in ("gdn2", "kda")
+    known = ("in_proj.weight", "conv.weight", "o_norm.weight", "o_proj.weight")
+    for name in (*known, *(("f_proj.weight", "g_proj.weight") if low_rank else ())):
+        if len(given.get(name, ())) != (1 if name == "o_norm.weight" else 2):
+            raise ValueError(f"{prefix}{name}: not a layer of kind {kind}, which has it as a matrix, or a norm's vector")
+    (rows, hidden), (channels, taps), (width,) = (given[name] for name in known[:3])
+    values = given["o_proj.weight"][1]
+    keys = (channels - values) // 2
+    heads = values // width if width and not values % width else 0
+    if not heads or keys < heads or keys % heads or (channels - values) % 2:
+        raise ValueError(
+            f"{prefix}conv.weight: not a layer of kind {kind}: {channels} channels and {values} values do not "
+            f"give heads of {width} values"
+        )
+    options: dict[str, Any] = {"output_gate": None if rows < 2 * keys + 2 * values else "silu", "output_gate_rank": 0}
+    if low_rank:
+        options = {"output_gate_rank": given["g_proj.weight"][1], "decay_rank": given["f_proj.weight"][1]}
+    with torch.device("meta"):
+        mixer = Mixer(
+            hidden_size=hidden,
+            num_heads=heads,
+            head_dim=keys // heads,
+            value_head_dim=width,
+            rule=kind,
+            conv_size=taps,
+            **options,
+        )
+    expected = {name: list(x.shape) for name, x in mixer.state_dict().items()}
+    problems = [f"{name}: {shape}, but such a layer has none" for name, shape in given.items() if name not in expected]
+    problems += [f"{name}: not there, expected {shape}" for name, shape in expected.items() if name not in given]
+    both = [name for name in given if name in expected and given[name] != expected[name]]
+    problems += [f"{name}: expected {expected[name]}, got {given[name]}" for name in both]
+    if problems:
+        raise ValueError(f"{prefix or 'the layer'}: not of kind {kind}:\n  " + "\n  ".join(problems))
 
 
 def mixer_from_fla(kind: str, weights: Mapping[str, Tensor], *, num_heads: int, norm_eps: float = 1e-5) -> Mixer:
@@ -127,6 +166,8 @@ def convert_file(source: Path, target: Path, *, kind: str, to: str) -> int:
 
     if target.exists():
         raise FileExistsError(f"{target} exists; it is not overwritten")
+    if source.exists() and not source.is_file():
+        raise ValueError(f"{source}: expected a safetensors file, got something that is no regular file")
     try:
         weights = load_file(source)
     except (OSError, SafetensorError) as error:
