@@ -136,7 +136,7 @@ def test_an_index_names_safetensors_of_its_folder(
     _, names = sharded(folder)
     save_file({"x": torch.zeros(1)}, tmp_path / "outside.safetensors")
     (folder / "link.safetensors").symlink_to(tmp_path / "outside.safetensors")
-    (folder / "device.safetensors").symlink_to("/dev/zero")
+    (folder / "device.safetensors").symlink_to("/dev/null")
     os.mkfifo(folder / "fifo.safetensors")
     torch.save(Leaves(tmp_path / "ran"), folder / "pytorch_model.bin")
     names[THETA] = name.format(folder=tmp_path)
@@ -167,7 +167,10 @@ class Leaves:
         ({"weights_only": False}, "weights_only: pickles are not read"),
         ({"gguf_file": "model.gguf"}, "gguf_file: only safetensors are read"),
         ({"variant": "odd"}, r"expected a regular file, got something else"),
-        ({"subfolder": "pickles"}, r"expected model.safetensors, got pytorch_model.bin.index.json: pickles can run code"),
+        (
+            {"subfolder": "pickles"},
+            r"expected model.safetensors, got pytorch_model.bin.index.json: pickles can run code",
+        ),
         ({"subfolder": "named"}, r"got transformers_weights='adapter_model.bin' in config.json"),
         ({"subfolder": "adapted"}, r"expected adapter_model.safetensors, got a pickle"),
         ({"subfolder": "adapter"}, r"expected a model, got an adapter alone"),
@@ -176,7 +179,7 @@ class Leaves:
 def test_no_option_leads_to_another_file(options: dict[str, object], message: str, tmp_path: Path) -> None:
     saved(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "model.odd.safetensors").symlink_to("/dev/zero")
+    (tmp_path / "model.odd.safetensors").symlink_to("/dev/null")
     for name in ("pickles", "named", "adapted", "adapter"):
         (tmp_path / name).mkdir()
     (tmp_path / "pickles" / "pytorch_model.bin.index.json").write_text("{}")

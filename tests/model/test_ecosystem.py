@@ -156,16 +156,25 @@ OFFSETS = torch.tensor([0, 2, 6], dtype=torch.int32)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cu_seqlens": OFFSETS, "cu_seq_lens_q": OFFSETS + torch.tensor([0, 1, 0])}, "cu_seq_lens_q: expected the same"),
+        (
+            {"cu_seqlens": OFFSETS, "cu_seq_lens_q": OFFSETS + torch.tensor([0, 1, 0])},
+            "cu_seq_lens_q: expected the same",
+        ),
         ({"cu_seq_lens_q": OFFSETS, "cu_seq_lens_k": torch.tensor([0, 6])}, "cu_seq_lens_k: expected the same"),
         ({"cu_seq_lens_q": OFFSETS, "position_ids": torch.arange(6)}, "position_ids: expected the same sequences"),
         ({"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]]), "position_ids": PLACES}, "position_ids: expected the same"),
         ({"position_ids": torch.tensor([0, 1, 5, 6, 7, 8])}, "go on by one or begin again where the first one began"),
         ({"position_ids": torch.arange(5)}, r"position_ids: expected shape \[1, 6\], got \[5\]"),
         ({"position_ids": torch.zeros(3, 1, 6)}, r"position_ids: expected shape \[1, 6\], got \[3, 1, 6\]"),
-        ({"seq_idx": torch.zeros(1, 6), "attention_mask": torch.ones(1, 6)}, "seq_idx: packed sequences go with neither"),
+        (
+            {"seq_idx": torch.zeros(1, 6), "attention_mask": torch.ones(1, 6)},
+            "seq_idx: packed sequences go with neither",
+        ),
         ({"cu_seq_lens_q": OFFSETS, "past_key_values": QEDCache()}, "cu_seq_lens_q: packed sequences go with neither"),
-        ({"cu_seq_lens_q": OFFSETS, "max_length_q": 3}, "max_length_q: expected at least the longest sequence, 4, got 3"),
+        (
+            {"cu_seq_lens_q": OFFSETS, "max_length_q": 3},
+            "max_length_q: expected at least the longest sequence, 4, got 3",
+        ),
     ],
 )
 def test_what_says_two_things_of_the_same_tokens(options: dict[str, Any], message: str) -> None:
@@ -286,7 +295,13 @@ def test_a_field_that_is_none_is_refused() -> None:
 def test_transformers_own_fields_stay(tmp_path: Path) -> None:
     fields = {"auto_map": {"AutoConfig": "other.Config"}, "quantization_config": {"quant_method": "none"}}
     fields |= {"torch_dtype": "bfloat16", "architectures": ["QEDForCausalLM"], "_name_or_path": "somewhere"}
-    fields |= {"transformers_version": "5.17.0", "temperature": 0.7, "max_length": 20, "num_labels": 3, "is_decoder": True}
+    fields |= {
+        "transformers_version": "5.17.0",
+        "temperature": 0.7,
+        "max_length": 20,
+        "num_labels": 3,
+        "is_decoder": True,
+    }
     fields |= {"attn_implementation": "sdpa", "_attn_implementation_autoset": True}
     config = QEDConfig.tiny(**fields)
     assert config.dtype == torch.bfloat16
@@ -299,7 +314,13 @@ def test_transformers_own_fields_stay(tmp_path: Path) -> None:
 
 def test_the_first_versions_files_still_load(tmp_path: Path) -> None:
     """A config.json as the first version of this format wrote it."""
-    old = {"architectures": ["QEDForCausalLM"], "bos_token_id": 1, "conv_size": 4, "decay_rank": None, "dtype": "float32"}
+    old = {
+        "architectures": ["QEDForCausalLM"],
+        "bos_token_id": 1,
+        "conv_size": 4,
+        "decay_rank": None,
+        "dtype": "float32",
+    }
     old |= {"eos_token_id": 2, "expand_v": 1.0, "format_version": 1, "head_dim": 32, "hidden_size": 64}
     old |= {"initializer_range": 0.02, "intermediate_size": 128, "lambda_max": 0.25, "layer_types": ["qed", "qed"]}
     old |= {"model_type": "qed", "norm_eps": 1e-05, "num_heads": 2, "num_hidden_layers": 2, "output_gate": "silu"}

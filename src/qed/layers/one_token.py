@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..ops.launching import FUSED, early, on_its_device, power_of_two
 from . import prologue
-from .fused import has_kernels
 from .convolution import ShortConvolution
+from .fused import has_kernels
 from .linear import Linear, ResidualProjection
 from .mixer import Mixer
 from .mlp import SwiGLU
@@ -29,7 +29,9 @@ MOST = 128  # sequences: for more, the state's columns are better spread over pr
 def runs(block: Any, batch: int) -> bool:
     """Whether a block is run so: for few sequences, a mixer whose rule its row says, and all parts as they were made."""
     mixer, mlp = block.mixer, block.mlp
-    if batch > MOST or not (_is_ours(mixer, Mixer) and _is_ours(mlp, SwiGLU) and _is_ours(mixer.conv, ShortConvolution)):
+    if batch > MOST or not (
+        _is_ours(mixer, Mixer) and _is_ours(mlp, SwiGLU) and _is_ours(mixer.conv, ShortConvolution)
+    ):
         return False
     norms = all(_is_ours(x, RMSNorm) for x in (block.mixer_norm, block.mlp_norm))
     norms = norms and any(_is_ours(mixer.o_norm, kind) for kind in (RMSNorm, GatedRMSNorm))

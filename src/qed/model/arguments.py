@@ -75,9 +75,9 @@ def offsets(
             raise ValueError(f"{name}: packed sequences go with neither an attention_mask nor a cache")
         if batch != 1 and name in given:
             raise ValueError(f"{name}: packed sequences need batch size 1, got {batch}")
-    starts = {name: _starts_of_rows(name, x) for name, x in rows.items()}
+    starts = {name: _starts_of_rows(name, x, waits=not given) for name, x in rows.items()}
     if len(given) + len(rows) > 1:
-        _agree({name: _starts_of_offsets(x, tokens) for name, x in given.items()} | starts)
+        _agree({name: _starts_of_offsets(x, tokens) for name, x in given.items()} | starts, waits=not given)
     for found in given.values():
         _check_longest(found, max_length_q=max_length_q, max_length_k=max_length_k)
         return found.to(torch.int64)
@@ -100,21 +100,21 @@ def _starts_of_offsets(x: Tensor, tokens: int) -> Tensor:
     return begins.index_fill_(1, x.to(torch.int64).clamp(0, tokens), True)[:, :tokens]
 
 
-def _starts_of_rows(name: str, x: Tensor) -> Tensor:
+def _starts_of_rows(name: str, x: Tensor, *, waits: bool) -> Tensor:
     """[B, T]: where a sequence begins: where another index stands, or where positions do not go on by one."""
     begins = torch.ones(x.shape, dtype=torch.bool, device=x.device)
     begins[:, 1:] = x.diff(dim=1) != (1 if name == "position_ids" else 0)
     if name == "position_ids":
         message = "position_ids: expected positions that go on by one or begin again where the first one began"
-        _hold(~(begins & (x != x[:, :1])).any(), message)
+        _hold(~(begins & (x != x[:, :1])).any(), message, waits)
     return begins
 
 
-def _agree(starts: dict[str, Tensor]) -> None:
+def _agree(starts: dict[str, Tensor], *, waits: bool) -> None:
     first, *others = starts
     for name in others:
         same = (starts[name] == starts[first]).all()
-        _hold(same, f"{name}: expected the same sequences as {first} says, got others")
+        _hold(same, f"{name}: expected the same sequences as {first} says, got others", waits)
 
 
 def _check_longest(offsets: Tensor, **limits: int | None) -> None:
@@ -123,9 +123,9 @@ def _check_longest(offsets: Tensor, **limits: int | None) -> None:
             raise ValueError(f"{name}: expected at least the longest sequence, {int(offsets.diff().max())}, got {most}")
 
 
-def _hold(condition: Tensor, message: str) -> None:
-    """Raise ValueError unless it holds; elsewhere than on a CPU the device asserts it, and nothing waits."""
-    if condition.device.type != "cpu":
+def _hold(condition: Tensor, message: str, waits: bool) -> None:
+    """Raise ValueError unless it holds. On a GPU that is not to be waited for, the device asserts it instead."""
+    if condition.device.type != "cpu" and not waits:
         torch._assert_async(condition, message)
     elif not bool(condition):
         raise ValueError(message)

@@ -183,9 +183,7 @@ class QEDModel(QEDPreTrainedModel):
     def _checkpoints(self) -> bool:
         return self.gradient_checkpointing and self.training
 
-    def _sequences(
-        self, x: Tensor, mask: Tensor | None, cache: QEDCache | None, packed: Tensor | None
-    ) -> Sequences:
+    def _sequences(self, x: Tensor, mask: Tensor | None, cache: QEDCache | None, packed: Tensor | None) -> Sequences:
         if cache is not None and not isinstance(cache, QEDCache):
             raise TypeError(f"past_key_values: expected a QEDCache, got {type(cache).__name__}")
         if packed is not None:
@@ -323,10 +321,15 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
     ) -> dict[str, Any]:
         """As in transformers. From the second step on, `generate` itself has made the token of every row and has added
         a column of ones to the mask for it: the mask says nothing then, and without it the step can be the captured
-        one. The model is the one it was at the first step: `QEDCache.generating` says so."""
-        continues = next_sequence_length == 1 and not is_first_iteration and isinstance(past_key_values, QEDCache)
-        if continues and past_key_values is not None and past_key_values.is_initialized:
-            attention_mask, past_key_values.generating = None, True
+        one. All these steps take the decoder of the first (`decoder_of`)."""
+        if isinstance(past_key_values, QEDCache):
+            # A prompt that is read in pieces comes without `next_sequence_length`, and its mask is the caller's.
+            continues = next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized
+            past_key_values.generating = continues
+            if continues:
+                attention_mask = None
+            else:
+                past_key_values.checked = None
         return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,

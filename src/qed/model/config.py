@@ -116,7 +116,9 @@ class QEDConfig(PreTrainedConfig):
         known = [field.name for field in dataclasses.fields(cls)]
         for name in names:
             if name not in known:
-                raise ValueError(f"{name}: not a field of a model's configuration; the nearest is {nearest(name, known)}")
+                raise ValueError(
+                    f"{name}: not a field of a model's configuration; the nearest is {nearest(name, known)}"
+                )
 
     @property
     def value_head_dim(self) -> int:

@@ -101,7 +101,9 @@ def _check_layer(kind: str, prefix: str, weights: Mapping[str, Tensor]) -> None:
     known = ("in_proj.weight", "conv.weight", "o_norm.weight", "o_proj.weight")
     for name in (*known, *(("f_proj.weight", "g_proj.weight") if low_rank else ())):
         if len(given.get(name, ())) != (1 if name == "o_norm.weight" else 2):
-            raise ValueError(f"{prefix}{name}: not a layer of kind {kind}, which has it as a matrix, or a norm's vector")
+            raise ValueError(
+                f"{prefix}{name}: not a layer of kind {kind}, which has it as a matrix, or a norm's vector"
+            )
     (rows, hidden), (channels, taps), (width,) = (given[name] for name in known[:3])
     values = given["o_proj.weight"][1]
     keys = (channels - values) // 2

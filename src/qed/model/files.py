@@ -47,7 +47,9 @@ def check_checkpoint(name: Any, options: dict[str, Any]) -> None:
         if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists() and adapter is None:
             raise ValueError(f"{folder}: expected a model, got an adapter alone; load its base model, then the adapter")
         if (named := _named_in_config(folder)) is not None:
-            raise ValueError(f"{folder}: expected weights in {weights}, got transformers_weights={named!r} in config.json")
+            raise ValueError(
+                f"{folder}: expected weights in {weights}, got transformers_weights={named!r} in config.json"
+            )
         _check_adapter(folder)
         for file in (folder / weights, folder / index):
             if (file.exists() or file.is_symlink()) and not file.is_file():

@@ -33,8 +33,8 @@ _GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forwar
 
 
 def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
-    """None where no captured step is right: with softmax layers, whose states grow; with hooks, which a replay would
-    not call; and where a sequence is spread over processes."""
+    """None where no captured step is right: with softmax layers, whose states grow; with hooks or a `forward` of one
+    module's own, which a replay would not call; and where a sequence is spread over processes."""
     blocks, device = model.model.layers, model.lm_head.weight.device.type
     if any(_GLOBAL_HOOKS) or not all(isinstance(x.mixer, Mixer) and x.mixer.context is None for x in blocks):
         return None
@@ -45,14 +45,12 @@ def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
     tensors: list[Tensor | None] = []
     for module in left:  # which grows
         own, kind = module.__dict__, type(module)
-        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             return None
         found.append(kind)
         settings = None if kind in shells else SETTINGS.get(kind, _everything)
         if settings is not None:
             found.append(settings(module))
-        if "forward" in own:  # replaced for this module alone
-            found.append(id(own["forward"]))
         tensors += own["_parameters"].values()
         tensors += own["_buffers"].values()
         if own["_modules"]:

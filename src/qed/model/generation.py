@@ -187,8 +187,8 @@ def decoder_of(model: QEDForCausalLM, batch: int, cache: QEDCache | None = None)
     """
     if cache is not None and cache.generating:
         cache.generating = False
-        if cache.decoder is not None and cache.decoder.is_for(model, batch):
-            return cache.decoder
+        if cache.checked is not None and cache.checked.is_for(model, batch):
+            return cache.checked
     found = fingerprint(model)
     known, decoders = _DECODERS.get(model, (None, {}))
     if known != found:
@@ -197,6 +197,8 @@ def decoder_of(model: QEDForCausalLM, batch: int, cache: QEDCache | None = None)
         return None
     if batch not in decoders:
         decoders[batch] = Decoder(model, batch)
+    if cache is not None:
+        cache.checked = decoders[batch]
     return decoders[batch]
 
 

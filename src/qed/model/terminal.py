@@ -40,7 +40,9 @@ def write(
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise ValueError(f"{tokenizer}: this tokenizer needs code of its own to run; code of a folder is not run") from error
+        raise ValueError(
+            f"{tokenizer}: this tokenizer needs code of its own to run; code of a folder is not run"
+        ) from error
     model = QEDForCausalLM.from_pretrained(checkpoint, dtype=weights_dtype(device)).to(device).eval()
     model.set_strength_scale(strength)
     ids = encoder(prompt, return_tensors="pt").input_ids.to(device)
