@@ -195,7 +195,7 @@ def test_several_rows_are_not_packed() -> None:
 @pytest.mark.parametrize("where", ["left", "right"])
 @pytest.mark.parametrize("stack", STACKS)
 def test_hidden_states(stack: str, where: str) -> None:
-    """The embeddings, what blocks give, and the last after the norm: each is what the rest of the model goes on from."""
+    """The embeddings, what blocks give, and the last after the norm: each is what the rest goes on from."""
     model = make(stack)
     ids, mask = padded([tokens(7), tokens(4)], where)
     found = model(ids, attention_mask=mask, output_hidden_states=True)

@@ -27,15 +27,13 @@ MOST = 128  # sequences: for more, the state's columns are better spread over pr
 
 
 def runs(block: Any, batch: int) -> bool:
-    """Whether a block is run so: for few sequences, a mixer whose rule its row says, and all parts as they were made."""
+    """Whether a block is run so: for few sequences, a mixer whose rule its row says, and all parts as made."""
     mixer, mlp = block.mixer, block.mlp
-    if batch > MOST or not (
-        _is_ours(mixer, Mixer) and _is_ours(mlp, SwiGLU) and _is_ours(mixer.conv, ShortConvolution)
-    ):
+    if batch > MOST or not (_is_ours(mixer, Mixer) and _is_ours(mlp, SwiGLU)):
         return False
     norms = all(_is_ours(x, RMSNorm) for x in (block.mixer_norm, block.mlp_norm))
     norms = norms and any(_is_ours(mixer.o_norm, kind) for kind in (RMSNorm, GatedRMSNorm))
-    if not (norms and has_kernels(block.mlp_norm.weight)):
+    if not (norms and _is_ours(mixer.conv, ShortConvolution) and has_kernels(block.mlp_norm.weight)):
         return False
     low_rank = [x for x in (mixer.f_proj, mixer.g_proj) if x is not None]
     ours = all(_is(x, Linear) for x in (mixer.in_proj, block.mlp.gate_up_proj, *low_rank))

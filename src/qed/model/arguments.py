@@ -1,8 +1,8 @@
 """What callers of transformers' models pass to `forward`, and what it means here.
 
 Collators that pack documents without padding say where each begins in up to four ways: offsets (`cu_seqlens`, or
-`cu_seq_lens_q` and `cu_seq_lens_k`), the document that each token belongs to (`seq_idx`), and positions that begin again
-(`position_ids`). All of them become offsets, and must agree.
+`cu_seq_lens_q` and `cu_seq_lens_k`), the document that each token belongs to (`seq_idx`), and positions that begin
+again (`position_ids`). All of them become offsets, and must agree.
 """
 
 from __future__ import annotations

@@ -248,8 +248,8 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
         if unknown:
             refuse_unknown(QEDForCausalLM.forward, unknown)
         hidden_states = wants_hidden_states(self.config, output_hidden_states, output_attentions)
-        said = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
-        said |= {"seq_idx": seq_idx}
+        said: dict[str, Any] = {"cu_seqlens": cu_seqlens, "seq_idx": seq_idx}
+        said |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         plain = attention_mask is None and labels is None and not hidden_states
         if plain and all(x is None for x in said.values()):
             decoder = self._decoder(input_ids, past_key_values, use_cache)

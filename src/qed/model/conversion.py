@@ -94,45 +94,39 @@ def to_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_layer(kind: str, prefix: str, weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless the tensors under `prefix`, in our form, are those of a mixer with the rule `kind`: the
-    mixer that its sizes say is made, without memory, and has to have the same names and shapes."""
+    """Raise ValueError unless the tensors under `prefix`, in our form, have the names and shapes of a mixer with the
+    rule `kind`."""
     given = {name.removeprefix(prefix): list(x.shape) for name, x in weights.items() if name.startswith(prefix)}
-    low_rank = kind in ("gdn2", "kda")
-    known = ("in_proj.weight", "conv.weight", "o_norm.weight", "o_proj.weight")
-    for name in (*known, *(("f_proj.weight", "g_proj.weight") if low_rank else ())):
-        if len(given.get(name, ())) != (1 if name == "o_norm.weight" else 2):
-            raise ValueError(
-                f"{prefix}{name}: not a layer of kind {kind}, which has it as a matrix, or a norm's vector"
-            )
-    (rows, hidden), (channels, taps), (width,) = (given[name] for name in known[:3])
-    values = given["o_proj.weight"][1]
-    keys = (channels - values) // 2
-    heads = values // width if width and not values % width else 0
-    if not heads or keys < heads or keys % heads or (channels - values) % 2:
-        raise ValueError(
-            f"{prefix}conv.weight: not a layer of kind {kind}: {channels} channels and {values} values do not "
-            f"give heads of {width} values"
-        )
-    options: dict[str, Any] = {"output_gate": None if rows < 2 * keys + 2 * values else "silu", "output_gate_rank": 0}
-    if low_rank:
-        options = {"output_gate_rank": given["g_proj.weight"][1], "decay_rank": given["f_proj.weight"][1]}
-    with torch.device("meta"):
-        mixer = Mixer(
-            hidden_size=hidden,
-            num_heads=heads,
-            head_dim=keys // heads,
-            value_head_dim=width,
-            rule=kind,
-            conv_size=taps,
-            **options,
-        )
-    expected = {name: list(x.shape) for name, x in mixer.state_dict().items()}
+    expected = _shapes(kind, prefix, given)
     problems = [f"{name}: {shape}, but such a layer has none" for name, shape in given.items() if name not in expected]
     problems += [f"{name}: not there, expected {shape}" for name, shape in expected.items() if name not in given]
     both = [name for name in given if name in expected and given[name] != expected[name]]
     problems += [f"{name}: expected {expected[name]}, got {given[name]}" for name in both]
     if problems:
         raise ValueError(f"{prefix or 'the layer'}: not of kind {kind}:\n  " + "\n  ".join(problems))
+
+
+def _shapes(kind: str, prefix: str, given: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """What a mixer of this kind has, by name, if its sizes are those that the given shapes say."""
+    ranks = ("f_proj.weight", "g_proj.weight") if kind in ("gdn2", "kda") else ()
+    for name in ("in_proj.weight", "conv.weight", "o_proj.weight", "o_norm.weight", *ranks):
+        dimensions = 1 if name == "o_norm.weight" else 2
+        if len(given.get(name, ())) != dimensions:
+            shape = given.get(name, "nothing")
+            raise ValueError(f"{prefix}{name}: expected {dimensions} dimensions in a layer of kind {kind}, got {shape}")
+    (rows, hidden), (channels, taps), (width,) = (given[f"{x}.weight"] for x in ("in_proj", "conv", "o_norm"))
+    values = given["o_proj.weight"][1]
+    keys, heads = (channels - values) // 2, values // max(width, 1)
+    if not heads or heads * width != values or 2 * keys + values != channels or keys < heads or keys % heads:
+        sizes = f"{channels} channels of the convolution, {values} values and {width} of a head"
+        raise ValueError(f"{prefix}conv.weight: not of kind {kind}: {sizes} do not go together")
+    options: dict[str, Any] = {"output_gate": None if rows < 2 * (keys + values) else "silu", "output_gate_rank": 0}
+    if ranks:
+        options = {"decay_rank": given["f_proj.weight"][1], "output_gate_rank": given["g_proj.weight"][1]}
+    sizes_of_heads = {"num_heads": heads, "head_dim": keys // heads, "value_head_dim": width}
+    with torch.device("meta"):
+        mixer = Mixer(hidden_size=hidden, rule=kind, conv_size=taps, **sizes_of_heads, **options)
+    return {name: list(x.shape) for name, x in mixer.state_dict().items()}
 
 
 def mixer_from_fla(kind: str, weights: Mapping[str, Tensor], *, num_heads: int, norm_eps: float = 1e-5) -> Mixer:

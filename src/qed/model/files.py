@@ -65,10 +65,10 @@ def check_checkpoint(name: Any, options: dict[str, Any]) -> None:
 
 
 def _check_adapter(folder: Path) -> None:
-    """An adapter, which transformers loads with peft, may lie in the folder of its model, and has weights of its own."""
-    if (folder / "adapter_config.json").exists():
-        if any(folder.glob("adapter_model*.bin")) and not (folder / f"adapter_model{SUFFIX}").is_file():
-            raise ValueError(f"{folder}: expected adapter_model{SUFFIX}, got a pickle: pickles can run code")
+    """transformers loads an adapter that it finds beside a model, with peft; its weights have to be safetensors too."""
+    pickled = any(folder.glob("adapter_model*.bin")) and not (folder / f"adapter_model{SUFFIX}").is_file()
+    if pickled and (folder / "adapter_config.json").exists():
+        raise ValueError(f"{folder}: expected adapter_model{SUFFIX}, got a pickle: pickles can run code")
 
 
 def _named_in_config(folder: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What a captured step holds on to, as one value: a step may be replayed as long as the model's fingerprint is the same.
+"""What a captured step holds on to, as one value: as long as that is the same, the step may be replayed.
 
 A CUDA graph keeps addresses of tensors, and numbers that were Python's when it was captured. Weights that change in
 place are read anew by every replay; everything else has to be noticed: another tensor in a weight's place, another
