@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
@@ -15,7 +16,6 @@ from typer.testing import CliRunner
 from qed import RULES, QEDConfig, QEDForCausalLM
 from qed.cli import app
 from qed.model import generation
-from qed.model.base import weights_dtype
 from qed.model.fingerprint import fingerprint
 from qed.model.generation import Decoder, Sampling, decoder_of, stream
 
@@ -245,12 +245,6 @@ def test_hooks_are_called_for_every_token() -> None:
     assert decoder_of(model, 1) is not None
 
 
-def test_any_gpu_is_a_gpu() -> None:
-    for device in ("cuda", "cuda:0", "cuda:1", "cuda:7"):
-        assert weights_dtype(device) == torch.bfloat16
-    assert weights_dtype("cpu") == torch.float32
-
-
 def test_a_cache_leaves_its_decoder_with_its_state() -> None:
     model, x = make(), prompt(1, 8)
     cache = model(x[:, :5], use_cache=True).past_key_values
@@ -365,3 +359,23 @@ def test_code_of_a_tokenizer_is_not_run(checkpoint: Path) -> None:
     assert found.exit_code == 1
     assert "code of a folder is not run" in " ".join(found.stderr.split())
     assert not (checkpoint / "ran").exists()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_any_gpu_is_a_gpu(device: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are loaded in bfloat16, to generate and to be evaluated."""
+    from qed.eval.run import Evaluation, Options
+    from qed.model.terminal import write
+
+    class AskedError(Exception):
+        pass
+
+    def load(*_: object, dtype: torch.dtype) -> None:
+        raise AskedError(dtype)
+
+    monkeypatch.setattr(QEDForCausalLM, "from_pretrained", load)
+    options = {"max_new_tokens": 1, "sampling": {}, "strength": 1.0, "seed": 0, "tokenizer": checkpoint}
+    with pytest.raises(AskedError, match="bfloat16"):
+        write(checkpoint, "x", **options, device=device, console=Console(quiet=True))
+    with pytest.raises(AskedError, match="bfloat16"):
+        Evaluation(checkpoint, None, Options(), device, Console(quiet=True))

@@ -123,9 +123,9 @@ def _shapes(kind: str, prefix: str, given: Mapping[str, list[int]]) -> dict[str,
     options: dict[str, Any] = {"output_gate": None if rows < 2 * (keys + values) else "silu", "output_gate_rank": 0}
     if ranks:
         options = {"decay_rank": given["f_proj.weight"][1], "output_gate_rank": given["g_proj.weight"][1]}
-    sizes_of_heads = {"num_heads": heads, "head_dim": keys // heads, "value_head_dim": width}
+    options |= {"num_heads": heads, "head_dim": keys // heads, "value_head_dim": width}
     with torch.device("meta"):
-        mixer = Mixer(hidden_size=hidden, rule=kind, conv_size=taps, **sizes_of_heads, **options)
+        mixer = Mixer(hidden_size=hidden, rule=kind, conv_size=taps, **options)
     return {name: list(x.shape) for name, x in mixer.state_dict().items()}
 
 

@@ -35,8 +35,9 @@ _GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forwar
 def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
     """None where no captured step is right: with softmax layers, whose states grow; with hooks or a `forward` of one
     module's own, which a replay would not call; and where a sequence is spread over processes."""
-    blocks, device = model.model.layers, model.lm_head.weight.device.type
-    if any(_GLOBAL_HOOKS) or not all(isinstance(x.mixer, Mixer) and x.mixer.context is None for x in blocks):
+    blocks, device = list(model.model.layers), model.lm_head.weight.device.type
+    mixers = [block._modules.get("mixer") for block in blocks]  # past torch's `__getattr__`, which takes its time
+    if any(_GLOBAL_HOOKS) or not all(isinstance(mixer, Mixer) and mixer.context is None for mixer in mixers):
         return None
     # The classes that a step takes apart: of them only hooks, weights and parts matter.
     shells = {type(model), type(model.model), type(blocks[0])}
@@ -55,7 +56,8 @@ def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
         tensors += own["_buffers"].values()
         if own["_modules"]:
             left += [x for x in own["_modules"].values() if x is not None]
-    found += [_tensor(x) for x in tensors]
+    plain = nn.Parameter
+    found += [(x.data_ptr(), x.dtype, x.shape, x.stride()) if type(x) is plain else _tensor(x) for x in tensors]
     return tuple(found)
 
 
