@@ -245,6 +245,49 @@ def test_hooks_are_called_for_every_token() -> None:
     assert decoder_of(model, 1) is not None
 
 
+def decodes(model: QEDForCausalLM, input_ids: Any, cache: Any, use_cache: bool | None) -> Decoder | None:
+    """Takes a decoder for one token, as on a GPU."""
+    one = input_ids is not None and input_ids.shape[1] == 1 and cache is not None and cache.is_initialized
+    return decoder_of(model, input_ids.shape[0], cache) if one and use_cache is not False else None
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generate_looks_at_the_model_once(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its first step; and the next `generate`, on the same cache too, sees what has changed since."""
+    model, x, looks = make(), prompt(2, 9), []
+    mask = torch.ones_like(x)
+    mask[0, :4] = 0
+    options = {"max_new_tokens": 6, "num_beams": beams, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    plain = model.generate(x, attention_mask=mask, **options)
+    monkeypatch.setattr(QEDForCausalLM, "_decoder", decodes)
+    monkeypatch.setattr(generation, "fingerprint", lambda m: looks.append(1) or fingerprint(m))
+    assert torch.equal(model.generate(x, attention_mask=mask, **options), plain)
+    assert len(looks) == 1
+    CHANGES["o_proj.weight"](model)
+    changed = model.generate(x, attention_mask=mask, **options)
+    assert len(looks) == 2
+    monkeypatch.undo()
+    assert torch.equal(changed, model.generate(x, attention_mask=mask, **options))
+
+
+def test_a_conversation_goes_on_with_a_changed_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token more in a cache that a decoder holds."""
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    found = []
+    for patch in (None, decodes):
+        model, x = make(theta_init=3.0), prompt(1, 6)
+        with monkeypatch.context() as here:
+            if patch is not None:
+                here.setattr(QEDForCausalLM, "_decoder", patch)
+            cache = model(x[:, :4], use_cache=True).past_key_values
+            first = model.generate(x[:, :5], past_key_values=cache, **options)
+            CHANGES["lambda_max"](model)
+            found.append(
+                model.generate(torch.cat([first, x[:, :1]], 1)[:, : cache.tokens + 1], past_key_values=cache, **options)
+            )
+    assert torch.equal(*found)
+
+
 def test_a_cache_leaves_its_decoder_with_its_state() -> None:
     model, x = make(), prompt(1, 8)
     cache = model(x[:, :5], use_cache=True).past_key_values
