@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..data import tokenization
 from ..data.shards import TokenShards
+from ..model.base import weights_dtype
 from ..model.causal_lm import QEDForCausalLM
 from ..ops import explain
 from ..testing import environment, git_state
@@ -185,7 +186,7 @@ class Evaluation:
         self.options, self.device, self.console = options, device, console
         transformers_logging.disable_progress_bar()  # one bar is enough
         self.tokenizer = matching_tokenizer(checkpoint, tokenizer)
-        self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.dtype = weights_dtype(device)
         self.model: QEDForCausalLM = QEDForCausalLM.from_pretrained(checkpoint, dtype=self.dtype).to(device).eval()
         self.model.set_strength_scale(options.strength)
         size, vocabulary = self.model.config.vocab_size, self.tokenizer.get_vocab_size()
@@ -271,7 +272,7 @@ class Evaluation:
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i].ids), i))
         batches = [order[i : i + self.options.batch] for i in range(0, len(order), self.options.batch)]
         _, end = tokenization.ends(self.tokenizer)
-        ends = {end} | ({self.model.config.eos_token_id} - {None})
+        ends = {end} | self.model.end_tokens()
         start = time.perf_counter()
         with _progress(self.console) as bar:
             shown = bar.add_task(name, total=len(prompts), completed=len(results.rows))

@@ -5,10 +5,13 @@ What the paper leaves open is marked: our choice, explained in the documentation
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from ..layers.norm import ACTIVATIONS
 from ..rules import RULES
@@ -22,6 +25,28 @@ SIZES: dict[str, dict[str, Any]] = {
     "tiny": _NARROW | {"vocab_size": 256},
 }
 ATTENTION = ("full_attention", "sliding_attention")
+
+# What transformers and its companions write into a config.json beside what `PreTrainedConfig` declares: where code,
+# quantisation and weights are, and fields of earlier versions that older files still have.
+_OTHERS = frozenset(
+    {"attn_implementation", "auto_map", "experts_implementation", "num_labels", "per_layer_config"}
+    | {"quantization_config", "compression_config", "transformers_weights", "tokenizer_class", "custom_pipelines"}
+    | {"add_cross_attention", "cross_attention_hidden_size", "finetuning_task", "is_decoder", "prefix", "pruned_heads"}
+    | {"sep_token_id", "decoder_start_token_id", "task_specific_params", "tie_encoder_decoder", "torchscript"}
+    | {"use_bfloat16", "tf_legacy_loss", "is_causal"}
+)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that `name` most resembles."""
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+
+
+def _is_of_transformers(name: str) -> bool:
+    """Whether a field belongs to transformers: private, declared by its configuration, or left from generation."""
+    if name.startswith("_") or name in _OTHERS or name in GenerationConfig._get_default_generation_params():
+        return True
+    return hasattr(PreTrainedConfig, name) and not callable(getattr(PreTrainedConfig, name))
 
 
 @strict
@@ -42,7 +67,10 @@ class QEDConfig(PreTrainedConfig):
         sliding_window, rope_theta: of softmax layers.
         initializer_range: standard deviation of weights; projections back into the residual stream get
             1/√(2 · layers) of it. (Open.)
-        tie_word_embeddings, norm_eps, use_cache, bos_token_id, eos_token_id, pad_token_id: as the names say.
+        tie_word_embeddings, norm_eps, use_cache, bos_token_id, eos_token_id, pad_token_id: as the names say. There may
+            be several tokens that end a text: `eos_token_id` is one or a list of them.
+
+    A field that is neither here nor one of transformers' own is refused.
     """
 
     model_type = "qed"
@@ -71,15 +99,26 @@ class QEDConfig(PreTrainedConfig):
     norm_eps: float = 1e-5
     use_cache: bool = True
     bos_token_id: int | None = 1
-    eos_token_id: int | None = 2
+    eos_token_id: int | list[int] | None = 2
     pad_token_id: int | None = None
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self.check_names(name for name in kwargs if not _is_of_transformers(name))
         if self.layer_types is None:
             self.layer_types = [self.rule] * self.num_hidden_layers
         super().__post_init__(**kwargs)
         self.check()
+
+    @classmethod
+    def check_names(cls, names: Iterable[str]) -> None:
+        """Raise ValueError for the first name that is not a field of a model's configuration."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"{name}: not a field of a model's configuration; the nearest is {nearest(name, known)}"
+                )
 
     @property
     def value_head_dim(self) -> int:

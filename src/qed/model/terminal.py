@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from .base import weights_dtype
 from .causal_lm import QEDForCausalLM
 from .generation import Sampling, stream
 
@@ -34,15 +35,21 @@ def write(
         raise ValueError(f"{checkpoint}: expected a checkpoint's folder")
     if not any((tokenizer / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise ValueError(f"{tokenizer}: no tokenizer there; name its folder with --tokenizer")
-    encoder = AutoTokenizer.from_pretrained(tokenizer)
-    model = QEDForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    model = model.to(device).eval()
+    try:
+        encoder = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{tokenizer}: this tokenizer needs code of its own to run; code of a folder is not run"
+        ) from error
+    model = QEDForCausalLM.from_pretrained(checkpoint, dtype=weights_dtype(device)).to(device).eval()
     model.set_strength_scale(strength)
     ids = encoder(prompt, return_tensors="pt").input_ids.to(device)
     if ids.shape[1] == 0:
         raise ValueError("PROMPT: expected at least one token, got none")
     torch.manual_seed(seed)
-    ends = {model.config.eos_token_id, encoder.eos_token_id} - {None}
+    ends = model.end_tokens() | ({encoder.eos_token_id} - {None})
     tokens: list[int] = []
     shown, start = "", time.perf_counter()
     for part in stream(model, ids, max_new_tokens=max_new_tokens, sampling=chosen):

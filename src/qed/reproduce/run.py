@@ -90,19 +90,19 @@ def make_prompts(plan: Plan, out: Path, console: Console) -> None:
 def say_hours(plan: Plan, out: Path, device: str, console: Console) -> None:
     """Device hours that the trainings will take, from a few steps of this model on this device."""
     config = plan.config(plan.units[0], out)
-    rows = config.micro_tokens // config.sequence if device == "cuda" else 1
+    rows = config.micro_tokens // config.sequence if device.startswith("cuda") else 1
     with console.status("measuring the speed of training"):
-        step = ours(config.model_config(), device, config.compile and device == "cuda")
+        step = ours(config.model_config(), device, config.compile and device.startswith("cuda"))
         step.rows = torch.randint(3, config.model_config().vocab_size, (rows, config.sequence + 1), device=device)
         times = []
-        for _ in range(6 if device == "cuda" else 2):
+        for _ in range(6 if device.startswith("cuda") else 2):
             start = time.perf_counter()
             step()
-            if device == "cuda":
+            if device.startswith("cuda"):
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
     del step
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.empty_cache()  # the trainings are in processes of their own
     rate = rows * config.sequence / min(times)
     hours = len(plan.units) * config.total_tokens / rate / 3600

@@ -48,6 +48,7 @@ class TrainConfig:
     stop_after_skipped: int = 20  # steps in a row without a finite gradient
 
     def __post_init__(self) -> None:
+        QEDConfig.check_names(self.model)
         self.model_config()
         for name in ("sequence", "batch_tokens", "micro_tokens", "total_tokens", "save_every", "validate_every"):
             if getattr(self, name) < 1:

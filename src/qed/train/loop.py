@@ -89,7 +89,7 @@ class Trainer:
         self.captured: Captured | None = None
         if config.compile:
             compile_blocks(self.model)
-            if self.device == "cuda":  # one process: what others wait for is not captured
+            if self.device.startswith("cuda") and self.parallel.world == 1:  # what others wait for is not captured
                 self.captured = Captured()
 
     def _remember(self) -> None:
