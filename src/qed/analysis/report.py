@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..data.shards import TokenShards, write_json
+from ..data.shards import TokenShards
+from ..files import write_json
 from ..eval.run import Evaluation, Options
 from ..testing import environment, git_state
 from . import eigenvalues, figures, tables

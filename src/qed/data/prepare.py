@@ -18,8 +18,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ..files import write_json
 from . import sources, tokenization
-from .shards import FORMAT, Shard, ShardWriter, TokenShards, shard_dicts, write_json
+from .shards import FORMAT, Shard, ShardWriter, TokenShards, shard_dicts
 
 BLOCK = 4_000_000  # characters
 AHEAD = 2  # blocks

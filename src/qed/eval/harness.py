@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..data import tokenization
-from ..data.shards import write_json
+from ..files import write_json
 from ..model.causal_lm import QEDForCausalLM
 from ..testing import environment, git_state
 from . import niah, recall

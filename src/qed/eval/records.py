@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.shards import write_json
+from ..files import write_json
 
 
 def digest(value: Any) -> str:

@@ -34,7 +34,7 @@ from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of,
 from ..bench_train import ours
 from ..data import tokenization
 from ..data.prepare import prepare
-from ..data.shards import write_json
+from ..files import write_json
 from ..eval.practice import Practice
 from ..eval.run import frozen
 from ..train.loop import STOPPED

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from ..analysis.report import write_eigenvalues
 from ..analysis.strength import SCALES, sweep
 from ..data import tokenization
-from ..data.shards import write_json
+from ..files import write_json
 from ..eval.records import lines
 from ..eval.run import Options, evaluate, frozen
 from ..model.causal_lm import QEDForCausalLM
