@@ -57,7 +57,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. ValueError with the file's name for whatever is not JSON, OSError if it cannot be read."""
+    """What a JSON file holds; ValueError with its name if that is not JSON, OSError if it cannot be read."""
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

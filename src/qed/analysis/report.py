@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 
 from ..data.shards import TokenShards
-from ..files import write_json
 from ..eval.run import Evaluation, Options
+from ..files import write_json
 from ..testing import environment, git_state
 from . import eigenvalues, figures, tables
 from .conclusions import conclusions

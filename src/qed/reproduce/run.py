@@ -34,9 +34,9 @@ from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of,
 from ..bench_train import ours
 from ..data import tokenization
 from ..data.prepare import prepare
-from ..files import write_json
 from ..eval.practice import Practice
 from ..eval.run import frozen
+from ..files import write_json
 from ..train.loop import STOPPED
 from .plan import Plan, Unit
 from .unit import finished, options

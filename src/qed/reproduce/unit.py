@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 from ..analysis.report import write_eigenvalues
 from ..analysis.strength import SCALES, sweep
 from ..data import tokenization
-from ..files import write_json
 from ..eval.records import lines
 from ..eval.run import Options, evaluate, frozen
+from ..files import write_json
 from ..model.causal_lm import QEDForCausalLM
 from ..train.loop import STOPPED, Watch, train
 from .plan import Plan, Unit

@@ -99,7 +99,7 @@ def _put(part: Path, target: Path) -> None:
 
 
 def _verified(candidate: Path) -> dict[str, Any]:
-    """The state of a whole checkpoint, every file of which has the sum that was written; ValueError says what is not."""
+    """The state of a whole checkpoint, whose files have the sums that were written; ValueError says what is not."""
     before = _signature(candidate)
     sums = files.read_json(candidate / "sums.json")
     if not isinstance(sums, dict) or set(sums) != SUMMED:

@@ -108,7 +108,8 @@ class TrainConfig:
 
     @staticmethod
     def from_json(text: str) -> TrainConfig:
-        return TrainConfig(**{name: tuple(x) if name == "betas" else x for name, x in json.loads(text).items()})
+        values: dict[str, Any] = json.loads(text)
+        return TrainConfig(**(values | {"betas": tuple(values["betas"])}))
 
     def changed(self, changes: dict[str, str]) -> TrainConfig:
         """With fields set from the command line; `model.rule=gdn2` reaches into the model."""

@@ -19,7 +19,7 @@ class Inputs(NamedTuple):
         return found if self.validation is None else found | {"validation": self.validation.identity}
 
     def check_same(self, before: Any, config: TrainConfig) -> None:
-        """ValueError if a run began with other tokens than there are now. `before`: what it kept; older runs did not."""
+        """ValueError if a run began with other tokens than there are now. `before`: what it kept, if anything."""
         for name, now in self.identities.items():
             kept = before.get(name) if isinstance(before, dict) else None
             if kept is not None and kept != now:

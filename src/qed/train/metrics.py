@@ -67,7 +67,7 @@ def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
 
 
 def read_row(line: bytes) -> dict[str, Any]:
-    """One line of metrics.jsonl; ValueError if it is damaged: no JSON object, or fields of other types than we write."""
+    """One line of metrics.jsonl; ValueError if it is damaged: no JSON object, or fields of other types."""
     try:
         row = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
