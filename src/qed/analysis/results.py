@@ -132,8 +132,8 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         path = plain_or_packed(self.path / "metrics.jsonl")
         rows, problems = read_metrics(path) if path.exists() else ([], [])
-        for problem in problems:
-            warnings.warn(problem, stacklevel=2)
+        if problems:
+            warnings.warn("\n".join(problems), stacklevel=2)
         return rows
 
     @property

@@ -48,6 +48,12 @@ def _texts(source: str, column: str) -> Iterator[str]:
             yield from _file(path, column)
 
 
+def check(source: str, column: str = "text") -> None:
+    """SourceError unless a source has a first document."""
+    if next(documents(source, column), None) is None:
+        raise SourceError(f"SOURCE: expected documents, got none from {source}")
+
+
 def identity(source: str) -> dict[str, str]:
     """sha256 of every file of a source by its name; of a dataset of the hub and of built-in documents nothing."""
     if source.startswith(("hf:", "synthetic:")):
@@ -100,7 +106,9 @@ def _file(path: Path, column: str) -> Iterator[str]:
 
 
 def _jsonl(path: Path, lines: IO[str], column: str) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
+    number = 0
+    for line in lines:
+        number += 1
         if not line.strip():
             continue
         try:
@@ -111,6 +119,7 @@ def _jsonl(path: Path, lines: IO[str], column: str) -> Iterator[str]:
         if not isinstance(text, str):
             got = f"keys {sorted(row)}" if isinstance(row, dict) else type(row).__name__
             raise SourceError(f"{path}:{number}: expected a text under {column!r}, got {got}")
+        line = row = ""  # a long document is not kept twice while it is worked on
         yield text
 
 
