@@ -38,7 +38,7 @@ from ..data import sources, tokenization
 from ..data.prepare import prepare
 from ..eval.practice import Practice
 from ..eval.run import frozen
-from ..files import read_json, write_json
+from ..files import read_json, remove_leftovers, write_json
 from ..train.loop import STOPPED
 from ..train.metrics import read_row
 from .plan import Plan, Unit
@@ -88,6 +88,8 @@ def check(plan: Plan, out: Path, only: list[str]) -> None:
 def share(plan: Plan, out: Path, console: Console) -> None:
     """What all trainings of a folder have in common, made by one process: others wait for it and find it there."""
     with locks.held(out, "shared", wait=True, say=lambda text: console.print(text, markup=False)):
+        for folder in (out, out / "prompts"):
+            remove_leftovers(folder)
         begin(plan, out)
         make_data(plan, out, console)
         make_prompts(plan, out, console)

@@ -130,7 +130,7 @@ def main(out: Path, name: str, device: str) -> int:
         with held(out / "runs" / name, "unit"):
             return work_through(out, Unit.parse(name), device, console)
     except LockedError as error:
-        console.print(str(error), markup=False)
+        console.print(str(error), markup=False, soft_wrap=True)  # one line of the log
         return ELSEWHERE
 
 
