@@ -1,5 +1,6 @@
 """One process at a time: others wait or are refused, the dead are taken over at once, whoever starts together."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -90,6 +91,20 @@ def test_a_living_process_renews_its_lock_and_knows_when_it_lost_it(
         lock.path.unlink()
         with pytest.raises(LockedError, match="was taken over"):
             lock.check()
+
+
+def test_where_the_kernel_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat alone decides, on the same machine too."""
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(locks.fcntl, "flock", unsupported)
+    with held(tmp_path, "x"), pytest.raises(LockedError), held(tmp_path, "x"):
+        pass
+    path = record(tmp_path, kernel=locks._kernel(), age=2 * locks.STALE)
+    with held(tmp_path, "x"):
+        assert not path.exists()
 
 
 def test_a_folder_that_cannot_be_locked(tmp_path: Path) -> None:

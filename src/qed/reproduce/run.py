@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,14 @@ def check(plan: Plan, out: Path, only: list[str]) -> None:
             raise ValueError(f"{option}: expected a file, got {path}, which does not exist")
 
 
+def _turn(out: Path, name: str, console: Console) -> AbstractContextManager[locks.Lock]:
+    """A lock of the folder, waited for."""
+    return locks.held(out, name, wait=True, say=lambda text: console.print(text, markup=False))
+
+
 def share(plan: Plan, out: Path, console: Console) -> None:
     """What all trainings of a folder have in common, made by one process: others wait for it and find it there."""
-    with locks.held(out, "shared", wait=True, say=lambda text: console.print(text, markup=False)):
+    with _turn(out, "shared", console):
         for folder in (out, out / "prompts"):
             remove_leftovers(folder)
         begin(plan, out)
@@ -340,7 +346,7 @@ def reproduce(
         return STOPPED
     if not any((out / "runs").glob("*/config.json")):
         return FAILED
-    with locks.held(out, "report", wait=True), console.status("writing the report"):
+    with _turn(out, "report", console), console.status("writing the report"):
         path = write(out / "runs", out / "report")
     write_state(plan, out)
     found = runs(out / "runs")
