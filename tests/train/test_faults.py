@@ -7,6 +7,7 @@ import pty
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -290,7 +291,10 @@ def test_a_closed_terminal_saves(corpus: str, whole: Path, tmp_path: Path) -> No
     master, slave = pty.openpty()
     process = subprocess.Popen(command(corpus, tmp_path), stdout=slave, stderr=subprocess.PIPE)
     os.close(slave)
-    os.read(master, 10)
+    metrics = tmp_path / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes()):  # before its first step there is nothing to save
+        assert process.poll() is None
+        time.sleep(0.005)
     os.close(master)
     process.send_signal(signal.SIGHUP)
     assert process.stderr is not None
