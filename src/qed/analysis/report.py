@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..data.shards import TokenShards, write_json
+from ..data.shards import TokenShards
 from ..eval.run import Evaluation, Options
+from ..files import write_json
 from ..testing import environment, git_state
 from . import eigenvalues, figures, tables
 from .conclusions import conclusions

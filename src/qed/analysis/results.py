@@ -11,6 +11,7 @@ What is not there is missing, never zero.
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from ..eval.records import lines
 from ..model.config import QEDConfig
+from ..train.metrics import read_metrics
 
 # Fields that two results must share to stand in one table.
 SHARED = ("task", "length", "tokenizer", "prompts", "variant", "sizing", "context", "max_length", "bos")
@@ -129,7 +131,10 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         path = plain_or_packed(self.path / "metrics.jsonl")
-        return list(lines(path)) if path.exists() else []
+        rows, problems = read_metrics(path) if path.exists() else ([], [])
+        if problems:
+            warnings.warn("\n".join(problems), stacklevel=2)
+        return rows
 
     @property
     def validation_loss(self) -> float | None:

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..data.shards import write_json
 from ..eval.run import Evaluation, Options, evaluate
+from ..files import write_json
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
 from .results import Result, discordant, folder

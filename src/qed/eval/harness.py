@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..data import tokenization
-from ..data.shards import write_json
+from ..files import write_json
 from ..model.base import weights_dtype
 from ..model.causal_lm import QEDForCausalLM
 from ..testing import environment, git_state

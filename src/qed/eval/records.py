@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.shards import write_json
+from ..files import replacing, write_json, write_text
 
 
 def digest(value: Any) -> str:
@@ -48,21 +48,17 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """All or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
+    with replacing(path) as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    part.replace(path)
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
 
 
 def write_rows(path: Path, rows: list[list[int]]) -> None:
     """Rows of tokens, all or nothing."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    with replacing(path) as file:
         np.savez(
             file, tokens=np.concatenate([np.array(x, np.uint32) for x in rows]), sizes=np.array(list(map(len, rows)))
         )
-    part.replace(path)
 
 
 def read_rows(path: Path) -> list[list[int]]:
@@ -99,9 +95,7 @@ class Results:
         text = self.path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            part = self.path.with_name(self.path.name + ".part")
-            part.write_text(whole, encoding="utf-8")
-            part.replace(self.path)
+            write_text(self.path, whole)
         return {row["index"]: row for row in lines(self.path)}
 
     def add(self, rows: list[dict[str, Any]]) -> None:

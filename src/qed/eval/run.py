@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,8 @@ from transformers.utils import logging as transformers_logging
 
 from ..data import tokenization
 from ..data.shards import TokenShards
+from ..files import write_json
+from ..locks import held
 from ..model.base import weights_dtype
 from ..model.causal_lm import QEDForCausalLM
 from ..ops import explain
@@ -120,7 +121,7 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
 
     with _progress(console) as bar:
         write_lines(path, rows(bar.track(found, total=samples, description=f"{task} {length}: prompts")))
-    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
+    write_json(path.with_suffix(".json"), about)
     return path
 
 
@@ -332,13 +333,14 @@ def evaluate(
     run = Evaluation(checkpoint, tokenizer, options, device, console)
     found: dict[str, dict[str, Any]] = {}
     for task in tasks:
-        if task in NEEDLES:
-            for length in options.lengths:
-                found[f"{task}-{length}"] = run.needles(task, length, out)
-        elif task in recall.DATASETS:
-            found[f"{task}-{options.variant}"] = run.recall(task, out)
-        else:
-            found[task] = getattr(run, task)(out)
+        with held(out, f"eval-{task}"):
+            if task in NEEDLES:
+                for length in options.lengths:
+                    found[f"{task}-{length}"] = run.needles(task, length, out)
+            elif task in recall.DATASETS:
+                found[f"{task}-{options.variant}"] = run.recall(task, out)
+            else:
+                found[task] = getattr(run, task)(out)
     table = Table("", "correct", "of", "prompt tokens", "seconds", title=str(checkpoint))
     for name, x in found.items():
         if "correct" in x:

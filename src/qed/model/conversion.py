@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import make_plain
 from ..layers import Mixer
 
 KINDS = ("gdn2", "kda", "gdn", "deltanet")
@@ -172,6 +173,7 @@ def convert_file(source: Path, target: Path, *, kind: str, to: str) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
     save_file({name: x.contiguous() for name, x in found.items()}, part, metadata={"format": "pt"})
+    make_plain(part)
     part.replace(target)
     return len(found)
 
