@@ -10,11 +10,12 @@ import torch
 from rich.console import Console
 
 from ..data.shards import TokenShards, write_json
-from ..eval.run import Evaluation, Options
+from ..eval.prompts import Options
+from ..eval.run import Evaluation
 from ..testing import environment, git_state
 from . import eigenvalues, figures, tables
 from .conclusions import conclusions
-from .results import Run, runs
+from .results import Run, survey
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -60,9 +61,16 @@ def absent(found: list[Run], made: list[tables.Table], drawn: dict[str, object])
     return [name for name, there in parts.items() if not there]
 
 
-def write(base: Path, out: Path) -> Path:
-    """report.html, report.md, and tables/*.csv, figures/*.png and *.pdf beside them."""
-    found = runs(base)
+def write(base: Path, out: Path, console: Console | None = None) -> Path:
+    """report.html, report.md, and tables/*.csv, figures/*.png and *.pdf beside them. What is there but cannot be used
+    is named on the page, and on `console`."""
+    found, problems = survey(base)
+    for problem in problems:
+        if console is not None:
+            console.print(f"shown as missing: {problem}", style="yellow", soft_wrap=True, markup=False)
+    problems = [
+        problem.replace(f"{base}/", "") for problem in problems
+    ]  # the page is about the runs, wherever they lie
     tables.all_comparable(found)
     made, drawn, said = all_tables(found), figures.all_figures(found), conclusions(found)
     missing = absent(found, made, dict(drawn))
@@ -83,6 +91,9 @@ def write(base: Path, out: Path) -> Path:
     sections += ["</ul>"] + (
         [f"<p class='missing'>No results for: {escape(', '.join(missing))}.</p>"] if missing else []
     )
+    if problems:
+        sections += ["<h2>Not finished or damaged, and so shown as missing</h2><ul>"]
+        sections += [f"<li>{escape(x)}</li>" for x in problems] + ["</ul>"]
     sections += ["<h2>Figures</h2>"]
     for name, (title, _) in drawn.items():
         light, dark = (base64.b64encode(pictures[name][kind]).decode() for kind in ("svg", "dark"))
@@ -107,6 +118,8 @@ def write(base: Path, out: Path) -> Path:
     )
     text = ["# Results", "", "## What this run can and cannot conclude", "", *(f"- {x}" for x in said), ""]
     text += [f"No results for: {', '.join(missing)}.", ""] if missing else []
+    if problems:
+        text += ["## Not finished or damaged, and so shown as missing", "", *(f"- {x}" for x in problems), ""]
     text += [f"![{title}](figures/{name}.png)\n" for name, (title, _) in drawn.items()]
     text += [table.markdown() for table in made]
     (out / "report.md").write_text("\n".join(text))

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from .causal_lm import QEDForCausalLM
 from .generation import Sampling, stream
+from .loading import load
 
 
 def write(
@@ -35,8 +35,7 @@ def write(
     if not any((tokenizer / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise ValueError(f"{tokenizer}: no tokenizer there; name its folder with --tokenizer")
     encoder = AutoTokenizer.from_pretrained(tokenizer)
-    model = QEDForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    model = model.to(device).eval()
+    model = load(checkpoint, dtype=torch.bfloat16 if device == "cuda" else torch.float32, device=device)
     model.set_strength_scale(strength)
     ids = encoder(prompt, return_tensors="pt").input_ids.to(device)
     if ids.shape[1] == 0:

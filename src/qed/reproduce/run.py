@@ -36,7 +36,7 @@ from ..data import tokenization
 from ..data.prepare import prepare
 from ..data.shards import write_json
 from ..eval.practice import Practice
-from ..eval.run import frozen
+from ..eval.prompts import frozen
 from ..train.loop import STOPPED
 from .plan import Plan, Unit
 from .unit import finished, options

@@ -23,8 +23,9 @@ from ..analysis.report import write_eigenvalues
 from ..analysis.strength import SCALES, sweep
 from ..data import tokenization
 from ..data.shards import write_json
+from ..eval.prompts import Options, frozen
 from ..eval.records import lines
-from ..eval.run import Options, evaluate, frozen
+from ..eval.run import evaluate
 from ..model.causal_lm import QEDForCausalLM
 from ..train.loop import STOPPED, Watch, train
 from .plan import Plan, Unit
