@@ -25,5 +25,5 @@ def test_a_missing_plotting_package_is_said_before_the_work(tmp_path: Path) -> N
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
-    assert "pip install 'qed-attention[analysis]'" in " ".join(result.stdout.split())
+    assert "pip install 'qed-attention[analysis]'" in " ".join(result.stderr.split())
     assert not (tmp_path / "out").exists()

@@ -19,6 +19,7 @@ from .cli_parts import (
     choice,
     console_for,
     device_for,
+    existing,
     files,
     finite,
     names,
@@ -215,8 +216,8 @@ def reproduce(
         corpus=corpus,
         validation=validation,
         tokenizer=tokenizer,
-        words=None if words is None else str(words),
-        essays=None if essays is None else str(essays),
+        words=None if existing("--words", words, folder=True) is None else str(words),
+        essays=None if existing("--essays", essays, folder=False) is None else str(essays),
         recall={task: str(path) for task, path in files(data, DATASETS).items()},
     )
     plan = PLANS[scale](given)

@@ -14,6 +14,7 @@ from .cli_parts import (
     choice,
     console_for,
     device_for,
+    existing,
     numbers,
     reported,
     writable,
@@ -163,7 +164,12 @@ def bench_eval(
 
     fla = _peer(against, "fla.layers.gdn2")
     choice("--size", size, SIZES)
-    options = Options(lengths=numbers("--lengths", lengths, 1, LARGEST_SIZE), samples=samples, words=words, batch=batch)
+    options = Options(
+        lengths=numbers("--lengths", lengths, 1, LARGEST_SIZE),
+        samples=samples,
+        words=existing("--words", words, folder=True),
+        batch=batch,
+    )
     measure(
         console_for(),
         out=_target(out),

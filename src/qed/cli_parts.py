@@ -130,7 +130,11 @@ def files(data: list[str] | None, allowed: Iterable[str]) -> dict[str, Path]:
         if not separator or not path:
             raise ValueError(f"--data: expected TASK=FILE, got {item!r}")
         if task not in allowed:
-            wanted = f"one of the tasks asked for that read files ({', '.join(allowed)})" if allowed else "no file"
+            wanted = (
+                f"one of the tasks asked for that read files ({', '.join(allowed)})"
+                if allowed
+                else "nothing, since no task reads a file"
+            )
             raise ValueError(f"--data: expected {wanted}, got {item!r}")
         if task in found:
             raise ValueError(f"--data: expected one file for {task}, got {found[task]} and {path}")
@@ -172,6 +176,13 @@ def factors(option: str, text: str) -> tuple[float, ...]:
     if not all(map(math.isfinite, found)) or len(set(found)) < len(found):
         raise ValueError(f"{option}: expected finite numbers, each once, got {text!r}")
     return found
+
+
+def existing(option: str, path: Path | None, *, folder: bool) -> Path | None:
+    """Refuse a file or folder that is not there, whether or not a task will read it."""
+    if path is not None and not (path.is_dir() if folder else path.is_file()):
+        raise ValueError(f"{option}: expected a {'folder' if folder else 'file'}, got {path}")
+    return path
 
 
 def writable(option: str, path: Path, *, folder: bool) -> Path:

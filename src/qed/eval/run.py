@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
-from transformers.utils import logging as transformers_logging
 
 from ..data import tokenization
 from ..data.shards import TokenShards
@@ -36,7 +35,6 @@ class Evaluation:
         if not checkpoint.is_dir():
             raise ValueError(f"CHECKPOINT: expected a folder that save_pretrained wrote, got {checkpoint}")
         self.options, self.device, self.console = options, device, console
-        transformers_logging.disable_progress_bar()  # one bar is enough
         self.tokenizer = matching_tokenizer(checkpoint, tokenizer)
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.model: QEDForCausalLM = load(checkpoint, dtype=self.dtype, device=device)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from transformers.utils import logging
 
 from .causal_lm import QEDForCausalLM
 from .config import QEDConfig
@@ -14,6 +15,8 @@ from .config import QEDConfig
 
 def load(checkpoint: Path, *, dtype: torch.dtype, device: str) -> QEDForCausalLM:
     """The model, ready to be asked. Weights that are missing are an error, not random numbers."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what transformers would say of missing weights is said below, in one line
 
     def wrong(got: object) -> ValueError:
         said = " ".join(str(got).split())

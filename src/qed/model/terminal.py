@@ -34,8 +34,13 @@ def write(
         raise ValueError(f"{checkpoint}: expected a checkpoint's folder")
     if not any((tokenizer / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise ValueError(f"{tokenizer}: no tokenizer there; name its folder with --tokenizer")
-    encoder = AutoTokenizer.from_pretrained(tokenizer)
+    if prompt != prompt.encode(errors="replace").decode():
+        raise ValueError("PROMPT: expected text in UTF-8, got bytes that are none")
     model = load(checkpoint, dtype=torch.bfloat16 if device == "cuda" else torch.float32, device=device)
+    try:
+        encoder = AutoTokenizer.from_pretrained(tokenizer)
+    except Exception as error:  # libraries below raise all kinds for a file that is no tokenizer
+        raise ValueError(f"--tokenizer: expected a tokenizer in {tokenizer}, got: {error}") from error
     model.set_strength_scale(strength)
     ids = encoder(prompt, return_tensors="pt").input_ids.to(device)
     if ids.shape[1] == 0:
