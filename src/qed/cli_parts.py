@@ -130,11 +130,8 @@ def files(data: list[str] | None, allowed: Iterable[str]) -> dict[str, Path]:
         if not separator or not path:
             raise ValueError(f"--data: expected TASK=FILE, got {item!r}")
         if task not in allowed:
-            wanted = (
-                f"one of the tasks asked for that read files ({', '.join(allowed)})"
-                if allowed
-                else "nothing, since no task reads a file"
-            )
+            of_these = f"a file of {', '.join(allowed)}, the tasks asked for that read one"
+            wanted = of_these if allowed else "nothing, since no task asked for reads a file"
             raise ValueError(f"--data: expected {wanted}, got {item!r}")
         if task in found:
             raise ValueError(f"--data: expected one file for {task}, got {found[task]} and {path}")
@@ -147,11 +144,11 @@ def files(data: list[str] | None, allowed: Iterable[str]) -> dict[str, Path]:
 def names(option: str, items: list[str] | None, allowed: Iterable[str] | None) -> list[str]:
     """Given one by one or parted by commas; any at all if `allowed` is None."""
     found = [name.strip() for item in items or [] for name in item.split(",")]
-    if allowed is not None:
-        for name in found:
-            choice(option, name, allowed)
+    for name in found if allowed is not None and all(found) else []:
+        choice(option, name, allowed or ())
     if not found or not all(found):
-        raise ValueError(f"{option}: expected one or more of {', '.join(allowed or ['the names of tasks'])}, got none")
+        wanted = "names parted by commas" if allowed is None else f"one or more of {', '.join(allowed)}"
+        raise ValueError(f"{option}: expected {wanted}, got {','.join(found) or 'none'!r}")
     return found
 
 
