@@ -148,6 +148,7 @@ def write_eigenvalues(checkpoint: Path, data: Path, *, samples: int, out: Path, 
         )
     about = {"checkpoint": run.about["checkpoint"], "tokenizer": run.about["tokenizer"], "samples": samples}
     provenance = {"environment": environment(device), "git": git_state(), "data": str(data)}
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, {"about": about, "provenance": provenance} | found)
     e = found["all"]["eigenvalue"]
     console.print(

@@ -204,7 +204,7 @@ def matching_tokenizer(checkpoint: Path | None, name: str | None) -> Tokenizer:
     own = None if checkpoint is None else checkpoint / "tokenizer.json"
     if own is None or not own.exists():
         if name is None:
-            raise ValueError("--tokenizer: expected a file, since there is none with the checkpoint; got nothing")
+            raise ValueError(f"--tokenizer: expected a file, since there is none in {checkpoint}, got nothing")
         if not Path(name).is_file():
             raise ValueError(f"--tokenizer: expected a .model or .json file, got {name}")
         return tokenization.load(name)
