@@ -28,6 +28,7 @@ ORDER = [
     "doctor",
     "reproduce",
     "cli_parts",
+    "cli_eval",
     "cli_bench",
     "cli",
 ]

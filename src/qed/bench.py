@@ -9,7 +9,6 @@ gates b and w, and normalises and gates them (ours: in torch before the op, on a
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import statistics
@@ -29,6 +28,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from .files import write_json
 from .ops import erase_write, erase_write_step, explain
 from .rules import RULES, Operands, Projections, l2_normalize, qed_attention
 from .testing import environment, relative_error
@@ -139,11 +139,11 @@ def gate(device: str, impl: str, heads: int, width: int, decay: float = 1.0) -> 
 
 
 def passes_gate(device: str, form: str, heads: int, width: int, decay: float = 1.0) -> dict[str, float]:
-    """The errors; raises RuntimeError if one is over its bar."""
+    """The errors; raises GateError if one is over its bar."""
     errors = gate(device, form, heads, width, decay)
     over = {name: error for name, error in errors.items() if not error <= ERROR_BARS[name]}
     if over:
-        raise RuntimeError(f"correctness gate: {form} is further from float64 than allowed: {over}")
+        raise GateError(f"correctness gate: {form} is further from float64 than allowed: {over}")
     return errors
 
 
@@ -245,6 +245,10 @@ print(time.perf_counter() - start)
     return float(done.stdout.split()[-1])
 
 
+class GateError(RuntimeError):
+    """What was to be timed is not right here."""
+
+
 class Report(dict[str, Any]):
     """What has been measured so far, on disk after every stage: a run that is cut short keeps what it had."""
 
@@ -256,17 +260,18 @@ class Report(dict[str, Any]):
         self |= values
         if self.out is not None:
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.out.with_suffix(".part")
-            partial.write_text(json.dumps(self, indent=2) + "\n")
-            partial.replace(self.out)
+            write_json(self.out, self)
 
 
 def ops(
     console: Console, *, out: Path | None, device: str, shape: Shape, impl: str, fla: bool, rounds: int
 ) -> dict[str, Any]:
-    """Gate, time, print, write. Raises RuntimeError if the gate is not passed."""
+    """Gate, time, print, write. Raises GateError if the gate is not passed."""
     raw = Raw.draw(Shape(batch=1, tokens=1, heads=shape.heads, width=shape.width), device).operands("qed")
-    form = explain(raw.q, raw.k, raw.a, raw.u, raw.g, impl=impl).form
+    try:
+        form = explain(raw.q, raw.k, raw.a, raw.u, raw.g, impl=impl).form
+    except RuntimeError as error:
+        raise ValueError(f"--impl: expected a form that runs here, got {impl!r}: {error}") from error
     errors = passes_gate(device, form, shape.heads, shape.width)
     strong = passes_gate(device, form, shape.heads, shape.width, STRONG)
     title = f"{form}: relative errors against float64, bfloat16, T = 512 | with strong decay"

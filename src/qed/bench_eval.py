@@ -18,9 +18,9 @@ from rich.table import Table
 
 from .bench import Report
 from .bench_model import theirs
-from .data import tokenization
 from .eval import niah
-from .eval.run import NEEDLE_SAMPLES, Options, evaluate, frozen, needle_prompts
+from .eval.prompts import NEEDLE_SAMPLES, Options, check_needles, frozen, needle_prompts
+from .eval.run import evaluate, matching_tokenizer
 from .model.causal_lm import QEDForCausalLM
 from .model.config import QEDConfig
 from .testing import environment
@@ -40,7 +40,8 @@ def measure(
     fla: bool,
 ) -> dict[str, Any]:
     """Time, print, write."""
-    encoder, samples = tokenization.load(tokenizer), options.samples or NEEDLE_SAMPLES
+    encoder, samples = matching_tokenizer(None, tokenizer), options.samples or NEEDLE_SAMPLES
+    check_needles([TASK], options, encoder)
     config = QEDConfig(**(size | {"vocab_size": max(encoder.get_vocab_size(), QEDConfig(**size).vocab_size)}))
     report = Report(out, environment=environment(device), samples=samples, new_tokens=niah.NEW_TOKENS)
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from .bench import Report, take_turns
+from .bench import GateError, Report, take_turns
 from .model.causal_lm import QEDForCausalLM, compile_blocks
 from .model.config import QEDConfig
 from .model.generation import Decoder, recurrent_mixers, stream
@@ -103,13 +103,13 @@ def _prefill(model: Any, ids: Tensor) -> None:
 def measure(
     console: Console, *, out: Path | None, device: str, config: QEDConfig, fla: bool, rounds: int
 ) -> dict[str, Any]:
-    """Gate, time, print, write. Raises RuntimeError if the gate is not passed."""
+    """Gate, time, print, write. Raises GateError if the gate is not passed."""
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     errors = gate(config, device, dtype)
     console.print("relative errors of logits: " + ", ".join(f"{name} {x:.1e}" for name, x in errors.items()))
     over = {name: x for name, x in errors.items() if not x <= LOGITS_BAR}
     if over:
-        raise RuntimeError(f"correctness gate: logits further from float32 than {LOGITS_BAR}: {over}")
+        raise GateError(f"correctness gate: logits further from float32 than {LOGITS_BAR}: {over}")
     report = Report(out, environment=environment(device), config=config.to_diff_dict(), logits_errors=errors)
     models = {"qed": make(config, device, dtype), "qed compiled": make(config, device, dtype)}
     compile_blocks(models["qed compiled"])

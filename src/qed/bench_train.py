@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from .bench import Report, take_turns
+from .bench import GateError, Report, take_turns
 from .bench_model import decay_faster, theirs
 from .data.prepare import prepare
 from .model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
@@ -153,11 +153,11 @@ def measure(
     tokens: int,
     compiled: bool = True,
 ) -> dict[str, Any]:
-    """Gate, time, print, write. Raises RuntimeError if the gate is not passed."""
+    """Gate, time, print, write. Raises GateError if the gate is not passed."""
     difference = gate(QEDConfig(**size), device, compiled)
     console.print(f"relative difference of the loss from a plain float32 pass: {difference:.1e}")
     if not difference <= LOSS_BAR:
-        raise RuntimeError(f"correctness gate: the loss is further from a plain pass than {LOSS_BAR}: {difference:.1e}")
+        raise GateError(f"correctness gate: the loss is further from a plain pass than {LOSS_BAR}: {difference:.1e}")
     report = Report(out, environment=environment(device), batch=batch, tokens=tokens, loss_difference=difference)
     pool = torch.cuda.graph_pool_handle() if device.startswith("cuda") else None  # they take turns
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from .bench import STRONG, Candidate, Shape, candidates, milliseconds, passes_gate
+from .bench import STRONG, Candidate, GateError, Shape, candidates, milliseconds, passes_gate
 from .testing import environment
 
 STATES = [
@@ -82,12 +82,12 @@ def tune(console: Console, *, out: Path, device: str, shape: Shape) -> dict[str,
     """Search, print, write. Kernels are taken one after the other, the others at the checked-in settings. Those for
     chunks that are cut are timed where all are."""
     if not device.startswith("cuda") or not torch.cuda.is_available():
-        raise RuntimeError(f"--tune: expected a CUDA device, got {device}")
+        raise ValueError(f"--tune: expected a CUDA device, got {device}")
     usual = {}
     for strong_decay in (False, True):
         found = time_in_a_process(shape, device, {}, strong_decay)
         if isinstance(found, str):
-            raise RuntimeError(f"--tune: the checked-in settings do not run here: {found}")
+            raise GateError(f"--tune: the checked-in settings do not run here: {found}")
         usual[strong_decay] = found
     tried: dict[str, list[dict[str, Any]]] = {}
     settings: dict[str, dict[str, int]] = {}

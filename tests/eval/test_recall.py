@@ -24,7 +24,7 @@ def letters() -> Tokenizer:
 def one(
     task: str, row: dict[str, object], letters: Tokenizer, variant: str, context: int = 2048
 ) -> tuple[str, tuple[str, ...], str]:
-    (found,) = examples(task, [row], variant=variant, tokenizer=letters, context=context, where="file")
+    (found,) = examples(task, [(1, row)], variant=variant, tokenizer=letters, context=context, where="file")
     return found.prompt, found.golds, found.form
 
 
@@ -69,8 +69,8 @@ def test_swde_ends_before_its_summary(letters: Tokenizer) -> None:
 
 def test_short_strings_are_dropped_by_b_alone(letters: Tokenizer) -> None:
     row = {"key": "k", "value": "valve", "text": "k: valve\nk:"}
-    assert list(examples("fda", [row], variant="B", tokenizer=letters, context=100, where="file")) == []
-    assert len(list(examples("fda", [row], variant="A0", tokenizer=letters, context=100, where="file"))) == 1
+    assert list(examples("fda", [(1, row)], variant="B", tokenizer=letters, context=100, where="file")) == []
+    assert len(list(examples("fda", [(1, row)], variant="A0", tokenizer=letters, context=100, where="file"))) == 1
 
 
 def test_squad_as_completion_and_as_question(letters: Tokenizer) -> None:

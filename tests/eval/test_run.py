@@ -161,5 +161,5 @@ def test_bad_input(tmp_path: Path, checkpoint: Path, words: Path) -> None:
     )
     assert (status, "bad.jsonl:2: expected a JSON object" in said) == (1, True)
     status, said = run(checkpoint, "--task", "niah_single_9", "--out", tmp_path / "out")
-    assert (status, "--task: expected" in said) == (2, True)
+    assert (status, "--task: expected" in said) == (1, True)
     assert not (tmp_path / "out").exists()

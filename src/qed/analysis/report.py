@@ -10,12 +10,13 @@ import torch
 from rich.console import Console
 
 from ..data.shards import TokenShards
-from ..eval.run import Evaluation, Options
-from ..files import write_json
+from ..eval.prompts import Options
+from ..eval.run import Evaluation
+from ..files import write_json, write_text
 from ..testing import environment, git_state
 from . import eigenvalues, figures, tables
 from .conclusions import conclusions
-from .results import Run, runs
+from .results import Run, survey
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -61,9 +62,16 @@ def absent(found: list[Run], made: list[tables.Table], drawn: dict[str, object])
     return [name for name, there in parts.items() if not there]
 
 
-def write(base: Path, out: Path) -> Path:
-    """report.html, report.md, and tables/*.csv, figures/*.png and *.pdf beside them."""
-    found = runs(base)
+def write(base: Path, out: Path, console: Console | None = None) -> Path:
+    """report.html, report.md, and tables/*.csv, figures/*.png and *.pdf beside them. What is there but cannot be used
+    is named on the page, and on `console`."""
+    found, problems = survey(base)
+    for problem in problems:
+        if console is not None:
+            console.print(f"shown as missing: {problem}", style="yellow", soft_wrap=True, markup=False)
+    problems = [
+        problem.replace(f"{base}/", "") for problem in problems
+    ]  # the page is about the runs, wherever they lie
     tables.all_comparable(found)
     made, drawn, said = all_tables(found), figures.all_figures(found), conclusions(found)
     missing = absent(found, made, dict(drawn))
@@ -84,6 +92,9 @@ def write(base: Path, out: Path) -> Path:
     sections += ["</ul>"] + (
         [f"<p class='missing'>No results for: {escape(', '.join(missing))}.</p>"] if missing else []
     )
+    if problems:
+        sections += ["<h2>Not finished or damaged, and so shown as missing</h2><ul>"]
+        sections += [f"<li>{escape(x)}</li>" for x in problems] + ["</ul>"]
     sections += ["<h2>Figures</h2>"]
     for name, (title, _) in drawn.items():
         light, dark = (base64.b64encode(pictures[name][kind]).decode() for kind in ("svg", "dark"))
@@ -108,12 +119,12 @@ def write(base: Path, out: Path) -> Path:
     )
     text = ["# Results", "", "## What this run can and cannot conclude", "", *(f"- {x}" for x in said), ""]
     text += [f"No results for: {', '.join(missing)}.", ""] if missing else []
+    if problems:
+        text += ["## Not finished or damaged, and so shown as missing", "", *(f"- {x}" for x in problems), ""]
     text += [f"![{title}](figures/{name}.png)\n" for name, (title, _) in drawn.items()]
     text += [table.markdown() for table in made]
-    (out / "report.md").write_text("\n".join(text))
-    part = out / "report.html.part"
-    part.write_text(page)
-    part.replace(out / "report.html")
+    write_text(out / "report.md", "\n".join(text))
+    write_text(out / "report.html", page)
     return out / "report.html"
 
 
@@ -136,6 +147,7 @@ def write_eigenvalues(checkpoint: Path, data: Path, *, samples: int, out: Path, 
         )
     about = {"checkpoint": run.about["checkpoint"], "tokenizer": run.about["tokenizer"], "samples": samples}
     provenance = {"environment": environment(device), "git": git_state(), "data": str(data)}
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, {"about": about, "provenance": provenance} | found)
     e = found["all"]["eigenvalue"]
     console.print(

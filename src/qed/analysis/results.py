@@ -5,19 +5,22 @@
     RUNS/NAME/strength/S/TASK-….json, .jsonl   of `qed strength --out RUNS/NAME/strength`
     RUNS/NAME/eigenvalues.json                 of `qed eigenvalues --out RUNS/NAME/eigenvalues.json`
 
-What is not there is missing, never zero.
+What is not there is missing, never zero. What is there but not finished, damaged or contradicts itself is missing too,
+and a run's `problems` name it: one such file never keeps the others from being reported.
 """
 
 from __future__ import annotations
 
-import json
-import warnings
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..eval.records import lines
+from ..eval.prompts import NEEDLES
+from ..eval.recall import DATASETS
+from ..eval.records import by_index, read_json
+from ..eval.run import TASKS
 from ..model.config import QEDConfig
 from ..train.metrics import read_metrics
 
@@ -33,11 +36,8 @@ class Result:
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.path.read_text())
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{self.path}: expected a result of `qed eval`, got: {error}") from error
-        if not isinstance(found, dict) or "about" not in found:
+        found = read_json(self.path, "a result of `qed eval`")
+        if not isinstance(found.get("about"), dict) or not isinstance(found.get("result", {}), dict):
             raise ValueError(f"{self.path}: expected a result of `qed eval`, got something else")
         return found
 
@@ -55,11 +55,7 @@ class Result:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        path = plain_or_packed(self.path.with_suffix(".jsonl"))
-        rows = list(lines(path))
-        if len(rows) != self.result["samples"]:
-            raise ValueError(f"{path}:{len(rows)}: expected {self.result['samples']} lines, got {len(rows)}")
-        return rows
+        return list(by_index(plain_or_packed(self.path.with_suffix(".jsonl"))).values())
 
     @cached_property
     def right(self) -> dict[int, bool]:
@@ -69,7 +65,39 @@ class Result:
     @cached_property
     def examples(self) -> frozenset[tuple[int, int, str]]:
         """What tells examples of one task at two lengths apart."""
-        return frozenset((row["index"], row["tokens"], str(row["gold"])) for row in self.rows)
+        return frozenset((row["index"], row.get("tokens", 0), str(row.get("gold"))) for row in self.rows)
+
+    def check(self) -> None:
+        """Refuse a summary that is not of this name, or does not agree with its own lines."""
+        if not self.finished:
+            raise ValueError(f"{self.path}: not finished")
+        task, rest = self.about.get("task"), self.path.stem.partition("-")[2]
+        named = self.path.stem.partition("-")[0]
+        if named != task or (task in NEEDLES and rest != str(self.about.get("length"))):
+            raise ValueError(f"{self.path}: expected a result of {self.path.stem}, got one of {task!r}")
+        if task in (*NEEDLES, *DATASETS):
+            self._check_counts()
+        elif task == "positions":
+            bins = self.result.get("bins")
+            if not isinstance(bins, list) or not all(_is_bin(x) for x in bins):
+                raise ValueError(f"{self.path}: expected losses by position, got {bins!r:.60}")
+
+    def _check_counts(self) -> None:
+        samples, correct = self.result.get("samples"), self.result.get("correct")
+        if type(samples) is not int or type(correct) is not int or not 0 <= correct <= samples or samples < 1:
+            raise ValueError(f"{self.path}: expected 0 ≤ correct ≤ samples, got {correct!r} of {samples!r}")
+        if abs(self.result.get("accuracy", -1.0) - correct / samples) > 1e-9:
+            said = self.result.get("accuracy")
+            raise ValueError(f"{self.path}: expected an accuracy of {correct} in {samples}, got {said!r}")
+        path, found = plain_or_packed(self.path.with_suffix(".jsonl")), self.right
+        if len(found) != samples:
+            raise ValueError(f"{path}: expected {samples} lines, got {len(found)}")
+        if sum(found.values()) != correct:
+            raise ValueError(f"{path}: expected {correct} correct lines, got {sum(found.values())}")
+
+
+def _is_bin(x: Any) -> bool:
+    return isinstance(x, dict) and all(isinstance(x.get(name), int | float) for name in ("from", "to", "loss"))
 
 
 def plain_or_packed(path: Path) -> Path:
@@ -88,19 +116,40 @@ def comparable(results: list[Result]) -> None:
                 raise ValueError(f"not in one table: {name} is {a!r} in {first.path}, {name} is {b!r} in {other.path}")
 
 
+def same_examples(first: Result, second: Result) -> None:
+    """Refuse two results whose lines are not of the same prompts, as far as the lines tell."""
+    if first.right.keys() != second.right.keys():
+        raise ValueError(f"not in one table: examples of {first.path} and {second.path} are not the same")
+    others = {row["index"]: row for row in second.rows}
+    for row in first.rows:
+        for name in ("prompt_sha256", "gold"):
+            mine, theirs = row.get(name), others[row["index"]].get(name)
+            if mine is not None and theirs is not None and mine != theirs:
+                where = f"example {row['index']} of {first.path} and {second.path}"
+                raise ValueError(f"not in one table: {where} differ in {name}, {mine!r} and {theirs!r}")
+
+
 def discordant(first: Result, second: Result) -> tuple[int, int, int]:
     """b: right in the first alone; c: in the second alone; n examples."""
     comparable([first, second])
-    if first.right.keys() != second.right.keys():
-        raise ValueError(f"not in one table: examples of {first.path} and {second.path} are not the same")
+    same_examples(first, second)
     pairs = [(first.right[i], second.right[i]) for i in first.right]
     return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs), len(pairs)
 
 
-def folder(path: Path) -> dict[str, Result]:
-    """Finished results by name, such as "niah_single_1-4096"."""
-    found = {x.stem: Result(x) for x in sorted(path.glob("*.json"))} if path.is_dir() else {}
-    return {name: x for name, x in found.items() if x.finished}
+def folder(path: Path, problems: list[str]) -> dict[str, Result]:
+    """Finished results by name, such as "niah_single_1-4096"; why others are left out goes to `problems`."""
+    found = {}
+    for x in sorted(path.glob("*.json")) if path.is_dir() else []:
+        if x.stem.partition("-")[0] in TASKS:
+            result = Result(x)
+            try:
+                result.check()
+            except ValueError as error:
+                problems.append(str(error))
+            else:
+                found[x.stem] = result
+    return found
 
 
 @dataclass(frozen=True)
@@ -108,15 +157,28 @@ class Run:
     """One training run and all that was found out about it."""
 
     path: Path
+    _problems: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return dict(json.loads((self.path / "config.json").read_text())["config"])
+        """Of `qed train`; raises where it is damaged, since without it nothing is known about the run."""
+        path = self.path / "config.json"
+        found = read_json(path, "the configuration of a run").get("config")
+        sizes = ("seed", "sequence", "total_tokens", "batch_tokens")
+        if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+            raise ValueError(f"{path}: expected the configuration of a run, got something else")
+        for name in sizes:
+            if type(found.get(name)) is not int or found[name] < (name != "seed"):
+                raise ValueError(f"{path}: expected a whole number for {name}, got {found.get(name)!r}")
+        return found
 
-    @property
+    @cached_property
     def arm(self) -> str:
         """The rule; with its bound on λ where that is not the paper's."""
-        model = QEDConfig(**self.config["model"])
+        try:
+            model = QEDConfig(**self.config["model"])
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{self.path / 'config.json'}: expected a model of this package, got: {error}") from error
         bound = model.lambda_max
         return model.rule if bound == QEDConfig().lambda_max else f"{model.rule}@{bound:g}"
 
@@ -132,8 +194,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         path = plain_or_packed(self.path / "metrics.jsonl")
         rows, problems = read_metrics(path) if path.exists() else ([], [])
-        if problems:
-            warnings.warn("\n".join(problems), stacklevel=2)
+        self._problems.extend(problems)
         return rows
 
     @property
@@ -148,49 +209,113 @@ class Run:
 
     @cached_property
     def results(self) -> dict[str, Result]:
-        return folder(self.path / "eval")
+        return folder(self.path / "eval", self._problems)
 
     @cached_property
     def strengths(self) -> dict[float, dict[str, Result]]:
         base = self.path / "strength"
         found = (
-            {float(x.name): folder(x) for x in base.iterdir() if x.is_dir() and _number(x.name)}
+            {float(x.name): folder(x, self._problems) for x in base.iterdir() if x.is_dir() and _number(x.name)}
             if base.is_dir()
             else {}
         )
+        if found and not found.get(1.0):
+            self._problems.append(f"{base}: no finished result at s = 1, so that there is nothing to compare with")
         return dict(sorted(found.items()))
 
     @cached_property
     def mean_strength(self) -> dict[float, float]:
         """Mean λ of the sweep, by scale."""
         path = self.path / "strength" / "strength.json"
-        found = json.loads(path.read_text())["mean_strength"] if path.exists() else {}
-        return {float(scale): mean for scale, mean in found.items()}
+        if not path.exists():
+            return {}
+        try:
+            found = read_json(path, "a summary of `qed strength`").get("mean_strength")
+            if not isinstance(found, dict) or not all(_number(x) for pair in found.items() for x in pair):
+                raise ValueError(f"{path}: expected the mean λ of every scale, got {found!r:.60}")
+        except ValueError as error:
+            self._problems.append(str(error))
+            return {}
+        return {float(scale): float(mean) for scale, mean in found.items()}
 
     @cached_property
     def eigenvalues(self) -> dict[str, Any] | None:
         path = self.path / "eigenvalues.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            found = read_json(path, "a result of `qed eigenvalues`")
+            _check_eigenvalues(found, path)
+        except ValueError as error:
+            self._problems.append(str(error))
+            return None
+        return found
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """Files that are there but are not used, and why."""
+        for part in (self.metrics, self.results, self.strengths, self.mean_strength, self.eigenvalues):
+            del part  # reading it is what finds them
+        return self._problems
 
 
-def _number(text: str) -> bool:
+def _check_eigenvalues(found: dict[str, Any], path: Path) -> None:
+    """What tables and figures take from it is there."""
     try:
-        float(text)
-    except ValueError:
+        everything, histogram = found["all"], found["eigenvalue_histogram"]
+        for name in ("eigenvalue", "rho", "outside", *(x for x in ("change", "correction") if x in everything)):
+            float(everything[name]["mean"])
+            for q in ("0.0", "0.01", "0.5", "0.99", "1.0") if name == "eigenvalue" else ("1.0",):
+                float(everything[name]["quantiles"][q])
+        counted = sum(sum(x) for x in histogram["counts"].values())
+        whole = all(len(x) == len(histogram["edges"]) - 1 for x in histogram["counts"].values())
+        samples = everything["eigenvalue"]["samples"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: expected a result of `qed eigenvalues`, got one without {error}") from error
+    if not whole or type(samples) is not int or samples < 1:
+        raise ValueError(f"{path}: expected a histogram of {samples!r} samples, got one of {counted}")
+
+
+def _number(text: Any) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except (TypeError, ValueError):
         return False
-    return True
 
 
-def runs(base: Path) -> list[Run]:
-    """Folders of training runs under `base`, by arm as the paper lists them and by seed."""
+# What tells that a folder without a configuration was to become a run.
+TRACES = ("metrics.jsonl", "stages.json", "checkpoints", "export", "eval", "strength", "eigenvalues.json")
+
+
+def survey(base: Path) -> tuple[list[Run], list[str]]:
+    """Training runs under `base`, by the names of their folders, and what is missing of which, in words."""
     if not base.is_dir():
         raise ValueError(f"RUNS: expected a folder of runs, got {base}")
-    found = [Run(x.parent) for x in sorted(base.glob("*/config.json"))]
+    found: list[Run] = []
+    problems: list[str] = []
+    for path in sorted(x for x in base.iterdir() if x.is_dir()):
+        run = Run(path)
+        if not (path / "config.json").exists():
+            if not any(path.iterdir()) or any((path / name).exists() for name in TRACES):
+                problems.append(f"{path}: no config.json, so that it is not known what was trained")
+            continue
+        try:
+            run.arm  # noqa: B018  # raises where the configuration is damaged
+        except ValueError as error:
+            problems.append(str(error))
+        else:
+            found.append(run)
     if not found:
-        raise ValueError(f"RUNS: expected folders with a config.json in {base}, got none")
+        said = f"; {problems[0]}" if problems else ""
+        raise ValueError(f"RUNS: expected folders with a config.json in {base}, got none{said}")
     seen: dict[tuple[str, int], Run] = {}
     for run in found:
         if (run.arm, run.seed) in seen:
             raise ValueError(f"RUNS: {run.path} and {seen[run.arm, run.seed].path} are the same arm and seed")
         seen[run.arm, run.seed] = run
-    return found
+    return found, problems + [problem for run in found for problem in run.problems]
+
+
+def runs(base: Path) -> list[Run]:
+    """Those of them that can be reported."""
+    return survey(base)[0]

@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..eval.run import Evaluation, Options, evaluate
+from ..eval.prompts import Options
+from ..eval.run import Evaluation, evaluate
 from ..files import write_json
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
@@ -33,10 +34,8 @@ def mean_strength(model: QEDForCausalLM) -> float:
 
 
 def compare(by_scale: dict[float, dict[str, Result]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """By scale and result: accuracy, and against s = 1 the discordant pairs and p-values."""
-    if 1.0 not in by_scale:
-        raise ValueError(f"--scales: expected 1 among them, to compare with, got {sorted(by_scale)}")
-    trained = by_scale[1.0]
+    """By scale and result: accuracy, and against s = 1, where there is one, the discordant pairs and p-values."""
+    trained = by_scale.get(1.0, {})
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for scale, results in by_scale.items():
         rows[str(scale)] = {}
@@ -66,14 +65,24 @@ def sweep(
 ) -> dict[str, Any]:
     if 1.0 not in scales:
         raise ValueError(f"--scales: expected 1 among them, to compare with, got {', '.join(map(str, scales))}")
-    probe = Evaluation(checkpoint, tokenizer, options, "cpu", Console(quiet=True))
+    folders = {scale: out / f"{scale:g}" for scale in scales}
+    if len(set(folders.values())) < len(scales):
+        raise ValueError(f"--scales: expected factors that differ in six digits, got {', '.join(map(str, scales))}")
+    options = dataclasses.replace(options, prompts=options.prompts or out / "prompts")
+    probe = Evaluation(checkpoint, tokenizer, options, device, Console(quiet=True))
     trained = mean_strength(probe.model)
-    for scale in scales:
+    for scale, place in folders.items():
+        probe.about["strength"] = scale
+        probe.jobs(tasks, place)  # every scale's earlier results are looked at before the first is evaluated
+    del probe
+    for scale, place in folders.items():
         console.rule(f"s = {scale:g}")
-        chosen = dataclasses.replace(options, strength=scale, prompts=options.prompts or out / "prompts")
-        folder_ = out / f"{scale:g}"
-        evaluate(checkpoint, tasks, chosen, out=folder_, tokenizer=tokenizer, device=device, console=console)
-    rows = compare({scale: folder(out / f"{scale:g}") for scale in scales})
+        chosen = dataclasses.replace(options, strength=scale)
+        evaluate(checkpoint, tasks, chosen, out=place, tokenizer=tokenizer, device=device, console=console)
+    problems: list[str] = []
+    rows = compare({scale: folder(place, problems) for scale, place in folders.items()})
+    for problem in problems:
+        console.print(f"left out: {problem}", style="yellow", soft_wrap=True, markup=False)
     report = {"mean_strength": {str(scale): scale * trained for scale in scales}, "scales": rows}
     write_json(out / "strength.json", report)
     names = list(rows["1.0"])

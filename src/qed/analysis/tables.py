@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from . import paper
-from .results import Result, Run, comparable, discordant
+from .results import Result, Run, comparable, discordant, same_examples
 from .stats import Interval, across_seeds, clopper_pearson, mcnemar, paired_difference
 from .strength import compare
 
@@ -95,7 +95,11 @@ def all_comparable(runs: list[Run]) -> None:
     """Every column of every table is of one set of examples."""
     names = sorted({name for run in runs for name in run.results})
     for name in names:
-        comparable([run.results[name] for run in runs if name in run.results])
+        found = [run.results[name] for run in runs if name in run.results]
+        comparable(found)
+        for other in found[1:]:
+            if "correct" in other.result:
+                same_examples(found[0], other)
 
 
 def percent(result: Result | None) -> str | None:

@@ -7,8 +7,10 @@ prompts themselves; where they or others would load a data set from a hub, files
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +21,13 @@ from rich.table import Table
 from ..data import tokenization
 from ..files import write_json
 from ..model.base import weights_dtype
-from ..model.causal_lm import QEDForCausalLM
+from ..model.loading import load
 from ..testing import environment, git_state
 from . import niah, recall
-from .records import digest, lines, text_digest, write_lines
+from .records import digest, lines, numbered_lines, text_digest, write_lines
 
 if TYPE_CHECKING:
-    from .run import Options
+    from .prompts import Options
 
 LONGEST = 33_024  # 32K, and room for the answer
 ESSAYS = "baber/paul_graham_essays"
@@ -49,11 +51,11 @@ def harness_model() -> Any:
         from lm_eval.api.registry import register_model
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
-        raise ImportError("--harness: lm-eval is not installed; pip install 'qed-attention[eval]'") from error
+        raise ImportError(f"--harness: lm-eval is not installed: {error}", name="lm_eval") from error
 
     class QEDLM(HFLM):  # type: ignore[misc]
         def __init__(self, pretrained: str, strength: float = 1.0, device: str = "cpu", **options: Any):
-            model = QEDForCausalLM.from_pretrained(pretrained, dtype=weights_dtype(device)).to(device).eval()
+            model = load(Path(pretrained), dtype=weights_dtype(device), device=device)
             model.set_strength_scale(float(strength))
             tokenizer = as_transformers(tokenization.load(str(Path(pretrained) / "tokenizer.json")))
             super().__init__(pretrained=model, tokenizer=tokenizer, **({"max_length": LONGEST} | options))
@@ -88,23 +90,46 @@ def data_from_files(options: Options) -> Iterator[None]:
         datasets.load_dataset, prepare_niah.sent_tokenize = whole, sentences
 
 
+def _check(checkpoint: Path, tasks: list[str], options: Options) -> None:
+    from lm_eval.tasks import TaskManager
+
+    known = set(TaskManager().all_tasks)
+    for task in tasks:
+        if task not in known:
+            nearest = ", ".join(get_close_matches(task, known)) or "names of lm-eval's tasks"
+            raise ValueError(f"--task: expected {nearest}, got {task!r}")
+    if not (checkpoint / "tokenizer.json").is_file():
+        raise ValueError(f"CHECKPOINT: expected a tokenizer.json in it for --harness, got none in {checkpoint}")
+    if options.essays is not None:
+        niah.essays(options.essays)
+    for task, path in options.data.items():
+        rows = 0
+        for number, row in numbered_lines(path):
+            rows += 1
+            recall.checked((row.get("value"),), f"{path}:{number}")
+        if not rows:
+            raise ValueError(f"{path}: expected examples of {task}, got none")
+
+
 def run(
     checkpoint: Path, tasks: list[str], options: Options, *, out: Path, device: str, console: Console
 ) -> dict[str, Any]:
-    """lm-eval's results, and its samples beside them."""
-    language_model = harness_model()(str(checkpoint), options.strength, device, batch_size=options.batch)
+    """lm-eval's results, and its samples beside them. Files, names of tasks and the tokenizer are looked at first."""
+    make = harness_model()
+    _check(checkpoint, tasks, options)
+    language_model = make(str(checkpoint), options.strength, device, batch_size=options.batch)
     from lm_eval import simple_evaluate
 
-    folder = out / "harness-tokenizer"
-    language_model.tokenizer.save_pretrained(folder)
-    with data_from_files(options):
+    # A folder of its own: lm-eval lets a tokenizer's folder bring code, and here is nothing but what we write.
+    with tempfile.TemporaryDirectory() as folder, data_from_files(options):
+        language_model.tokenizer.save_pretrained(folder)
         found = simple_evaluate(
             model=language_model,
             tasks=list(tasks),
             limit=options.samples,
             log_samples=True,
             bootstrap_iters=0,
-            metadata={"tokenizer": str(folder), "max_seq_lengths": list(options.lengths)},
+            metadata={"tokenizer": folder, "max_seq_lengths": list(options.lengths)},
         )
     for task, samples in found["samples"].items():
         rows = [

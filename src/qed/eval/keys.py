@@ -64,15 +64,17 @@ def load(folder: Path | None) -> Keys:
     if folder is None:
         try:
             assets = resources.files("wonderwords") / "assets"
-        except ModuleNotFoundError:
-            raise ValueError(
-                "--words: expected a folder of word lists or the wonderwords package, got neither"
-            ) from None
+        except ModuleNotFoundError as error:
+            said = "--words: expected a folder of word lists or the wonderwords package, got neither"
+            raise ImportError(said, name="wonderwords") from error
         return Keys(*(_words((assets / name).read_text("utf-8")) for name in FILES))
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"--words: expected {' and '.join(FILES)} in {folder}, got no {missing[0]}")
-    return Keys(*(_words((folder / name).read_text("utf-8")) for name in FILES))
+    try:
+        return Keys(*(_words((folder / name).read_text("utf-8")) for name in FILES))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--words: expected text in UTF-8 in {folder}, got: {error}") from error
 
 
 def _words(text: str) -> list[str]:

@@ -97,16 +97,23 @@ def essays(path: Path | None) -> str:
         raise ValueError("--essays: expected a file of essays for this task's haystack, got none")
     if not path.is_file():
         raise ValueError(f"--essays: expected a file, got {path}")
-    raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
     try:
+        raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         text = raw.decode("utf-8")
         if ".json" in path.suffixes:
             text = json.loads(text)["text"]
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f'--essays: expected text, or JSON with a "text", got {path}: {error!r}') from error
+    except (lzma.LZMAError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f'--essays: expected text, or JSON with a "text", got {path}: {_short(error)}') from error
+    if not isinstance(text, str):
+        raise ValueError(f'--essays: expected JSON with a "text", got {path}, whose "text" is none')
     if not text.split():
         raise ValueError(f"--essays: expected text for a haystack, got {path}, which has none")
-    return str(text)
+    return text
+
+
+def _short(error: Exception) -> str:
+    """What is wrong, without the file's content."""
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def splitter() -> tuple[Callable[[str], list[str]] | None, str]:

@@ -41,12 +41,18 @@ class Example:
 
 
 def examples(
-    task: str, rows: Iterable[dict[str, Any]], *, variant: str, tokenizer: Tokenizer, context: int, where: str
+    task: str,
+    rows: Iterable[tuple[int, dict[str, Any]]],
+    *,
+    variant: str,
+    tokenizer: Tokenizer,
+    context: int,
+    where: str,
 ) -> Iterator[Example]:
-    """`context`: C of variant B. `where` the rows come from, for errors."""
+    """`rows` with their numbers. `context`: C of variant B. `where` the rows come from, for errors."""
     if variant not in VARIANTS:
         raise ValueError(f"--variant: expected one of {', '.join(VARIANTS)}, got {variant!r}")
-    for number, row in enumerate(rows, 1):
+    for number, row in rows:
         text, golds, key, form = _parts(task, row, f"{where}:{number}")
         document = str(row.get("doc_id", row.get("file_name", row.get("id", number))))
         if variant == "B":
@@ -64,17 +70,31 @@ def _parts(task: str, row: dict[str, Any], where: str) -> tuple[str, tuple[str, 
     """Text with its cue, golds, key, and the form it came in."""
     if task == "squad_completion" and "question" in row and "text" not in row:
         answers = row.get("answers")
-        golds = tuple(answers["text"] if isinstance(answers, dict) else answers or ())
-        if not golds or "context" not in row:
+        answers = answers.get("text") if isinstance(answers, dict) else answers
+        answers = [answers] if isinstance(answers, str) else answers  # one answer, not its letters
+        asked = isinstance(row["question"], str) and isinstance(row.get("context"), str)
+        if not asked or not isinstance(answers, list | tuple):
             raise ValueError(f"{where}: expected context, question and answers, got {sorted(row)}")
+        golds = checked(tuple(answers), where)
         return f"{row['context']}\nQuestion: {row['question']}\nAnswer:", golds, None, "question"
     missing = [name for name in FIELDS[task] if not isinstance(row.get(name), str)]
     if missing:
         raise ValueError(f"{where}: expected {', '.join(FIELDS[task])} for {task}, got {sorted(row)}")
+    checked((row["value"],), where)
     text, key = row["text"], row.get("key") if task != "squad_completion" else None
     if key and not text.rstrip().lower().endswith(f"{key}:".lower()):
         return f"{text.rstrip()}\n{key}:", (row["value"],), key, "cue added"
     return text, (row["value"],), key, "as given"
+
+
+def checked(golds: tuple[Any, ...], where: str) -> tuple[str, ...]:
+    """Golds with something to be said: an empty one stands in any prediction, and would count all as right."""
+    if not golds:
+        raise ValueError(f"{where}: expected an answer, got none")
+    for gold in golds:
+        if not isinstance(gold, str) or not gold.strip():
+            raise ValueError(f"{where}: expected an answer with at least one character, got {gold!r}")
+    return golds
 
 
 def _window(text: str, searched: list[str], tokenizer: Tokenizer, width: int) -> str:

@@ -2,6 +2,7 @@
 
 OUT/prompts/TASK-LENGTH-HASH.jsonl    prompt, answer, tokens, depth; HASH of all that decided them
 OUT/prompts/TASK-LENGTH-HASH.npz      the prompts' tokens, so that they are found once
+OUT/prompts/TASK-LENGTH-HASH.json     all that decided them, and the sha256 of both files
 OUT/NAME.jsonl                        one line an example, in the order they were done
 OUT/NAME.json                         what is being evaluated, written first; the result, when all are done
 """
@@ -11,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..files import replacing, write_json, write_text
+from ..files import replacing, write_bytes, write_json
 
 
 def digest(value: Any) -> str:
@@ -28,21 +30,55 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The object in a JSON file; anything else is an error that names the file and what it should be."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: expected {what}, got: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected {what}, got JSON of type {type(found).__name__}")
+    return found
+
+
 def lines(path: Path) -> Iterator[dict[str, Any]]:
     """Objects of a .jsonl or .jsonl.xz; an error names the line."""
+    return (row for _, row in numbered_lines(path))
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same, with the number of each line in the file."""
     if not path.is_file():
         raise ValueError(f"{path}: expected a file of JSON lines, got none")
     with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
+        number = 0
+        while True:
+            number += 1
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: expected a JSON object, got {line[:60]!r} ({error})") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}:{number}: expected a JSON object, got {type(row).__name__}")
-            yield row
+                line = file.readline()
+            except (UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
+                raise ValueError(f"{path}:{number}: expected lines of text in UTF-8, got: {error}") from error
+            if not line:
+                return
+            if line.strip():
+                yield number, _row(line, f"{path}:{number}")
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if "\\u" in line:  # half of a character in two parts is no text
+            json.dumps(row, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: expected a JSON object, got {line[:60]!r} ({error})") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    return row
 
 
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -62,9 +98,42 @@ def write_rows(path: Path, rows: list[list[int]]) -> None:
 
 
 def read_rows(path: Path) -> list[list[int]]:
-    with np.load(path, allow_pickle=False) as file:
-        tokens, sizes = file["tokens"], file["sizes"]
-    return [x.tolist() for x in np.split(tokens, np.cumsum(sizes)[:-1])]
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            tokens, sizes = file["tokens"], file["sizes"]
+        if sizes.sum() != tokens.size:
+            raise ValueError(f"{tokens.size} tokens for rows of {sizes.sum()}")
+        return [x.tolist() for x in np.split(tokens, np.cumsum(sizes)[:-1])]
+    except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: expected the tokens of frozen prompts, got: {error}") from error
+
+
+def by_index(path: Path) -> dict[int, dict[str, Any]]:
+    """Predictions of one file, each example once."""
+    found: dict[int, dict[str, Any]] = {}
+    for number, row in numbered_lines(path):
+        index = row.get("index")
+        if type(index) is not int or row.get("correct") not in (0, 1):
+            raise ValueError(f"{path}:{number}: expected the index of an example and whether it is correct, got others")
+        if index in found:
+            raise ValueError(f"{path}:{number}: expected each example once, got example {index} again")
+        found[index] = row
+    return found
+
+
+def check_same(out: Path, name: str, about: dict[str, Any]) -> None:
+    """Refuse to go on with another evaluation's results."""
+    path = out / f"{name}.json"
+    if not path.exists():
+        return
+    before = read_json(path, "a result of `qed eval`").get("about")
+    if not isinstance(before, dict):
+        raise ValueError(f"{path}: expected a result of `qed eval`, got one that does not say what it is about")
+    now = json.loads(json.dumps(about))
+    differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if differing:
+        key = differing[0]
+        raise ValueError(f"{path}: another evaluation is there; {key} was {before.get(key)!r}, now {now.get(key)!r}")
 
 
 class Results:
@@ -74,17 +143,9 @@ class Results:
         """`about` decides the predictions and must be the same when a run is taken up again; `provenance` is kept."""
         self.path, self.summary = out / f"{name}.jsonl", out / f"{name}.json"
         self.head = {"about": about, "provenance": provenance}
+        check_same(out, name, about)
         out.mkdir(parents=True, exist_ok=True)
-        if self.summary.exists():
-            before = json.loads(self.summary.read_text())["about"]
-            now = json.loads(json.dumps(about))
-            differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-            if differing:
-                key = differing[0]
-                raise ValueError(
-                    f"{self.summary}: another evaluation is there; {key} was {before.get(key)!r}, now {now.get(key)!r}"
-                )
-        else:
+        if not self.summary.exists():
             write_json(self.summary, self.head)
         self.rows = self._before()
 
@@ -92,11 +153,11 @@ class Results:
         """What is there already; a last line that was cut off is dropped."""
         if not self.path.exists():
             return {}
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            write_text(self.path, whole)
-        return {row["index"]: row for row in lines(self.path)}
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole != data:
+            write_bytes(self.path, whole)
+        return by_index(self.path)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

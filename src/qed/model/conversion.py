@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files import make_plain
+from ..files import write_bytes
 from ..layers import Mixer
 
 KINDS = ("gdn2", "kda", "gdn", "deltanet")
@@ -159,7 +159,7 @@ def mixer_from_fla(kind: str, weights: Mapping[str, Tensor], *, num_heads: int, 
 def convert_file(source: Path, target: Path, *, kind: str, to: str) -> int:
     """A safetensors file of layers, or of a whole model, into another; returns how many tensors it has."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file, save
 
     if target.exists():
         raise FileExistsError(f"{target} exists; it is not overwritten")
@@ -171,10 +171,7 @@ def convert_file(source: Path, target: Path, *, kind: str, to: str) -> int:
         raise ValueError(f"{source}: expected a safetensors file, got: {error}") from error
     found = from_fla(kind, weights) if to == "qed" else to_fla(kind, weights)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    save_file({name: x.contiguous() for name, x in found.items()}, part, metadata={"format": "pt"})
-    make_plain(part)
-    part.replace(target)
+    write_bytes(target, save({name: x.contiguous() for name, x in found.items()}, metadata={"format": "pt"}))
     return len(found)
 
 

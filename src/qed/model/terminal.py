@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from .base import weights_dtype
-from .causal_lm import QEDForCausalLM
 from .generation import Sampling, stream
+from .loading import load
 
 
 def write(
@@ -35,15 +35,15 @@ def write(
         raise ValueError(f"{checkpoint}: expected a checkpoint's folder")
     if not any((tokenizer / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         raise ValueError(f"{tokenizer}: no tokenizer there; name its folder with --tokenizer")
+    if prompt != prompt.encode(errors="replace").decode():
+        raise ValueError("PROMPT: expected text in UTF-8, got bytes that are none")
+    model = load(checkpoint, dtype=weights_dtype(device), device=device)
     try:
         encoder = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise ValueError(
-            f"{tokenizer}: this tokenizer needs code of its own to run; code of a folder is not run"
-        ) from error
-    model = QEDForCausalLM.from_pretrained(checkpoint, dtype=weights_dtype(device)).to(device).eval()
+    except Exception as error:  # libraries below raise all kinds for a file that is no tokenizer
+        if "trust_remote_code" in str(error):
+            error = ValueError("it needs code of its own to run; code of a folder is not run")
+        raise ValueError(f"--tokenizer: expected a tokenizer in {tokenizer}, got: {error}") from error
     model.set_strength_scale(strength)
     ids = encoder(prompt, return_tensors="pt").input_ids.to(device)
     if ids.shape[1] == 0:

@@ -38,7 +38,7 @@ from ..bench_train import ours
 from ..data import sources, tokenization
 from ..data.prepare import prepare
 from ..eval.practice import Practice
-from ..eval.run import frozen
+from ..eval.prompts import frozen
 from ..files import read_json, remove_leftovers, write_json
 from ..train.loop import STOPPED
 from ..train.metrics import read_row

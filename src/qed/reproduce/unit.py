@@ -21,8 +21,9 @@ from tokenizers import Tokenizer
 from ..analysis.report import write_eigenvalues
 from ..analysis.strength import SCALES, sweep
 from ..data import tokenization
+from ..eval.prompts import Options, frozen
 from ..eval.records import lines
-from ..eval.run import Options, evaluate, frozen
+from ..eval.run import evaluate
 from ..files import read_json, write_json
 from ..locks import LockedError, held
 from ..model.causal_lm import QEDForCausalLM

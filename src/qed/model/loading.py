@@ -1,0 +1,42 @@
+"""A checkpoint from a folder, for commands: whole and of this architecture, or an error that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers.utils import logging
+
+from .causal_lm import QEDForCausalLM
+from .config import QEDConfig
+
+
+def load(checkpoint: Path, *, dtype: torch.dtype, device: str) -> QEDForCausalLM:
+    """The model, ready to be asked."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what is wrong is said once, below
+
+    def wrong(got: object) -> ValueError:
+        said = " ".join(str(got).split())
+        return ValueError(f"CHECKPOINT: expected a folder that save_pretrained wrote, got {checkpoint}: {said}")
+
+    if not checkpoint.is_dir():
+        raise wrong("it is no folder")
+    try:
+        described = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise wrong(f"its config.json cannot be read: {error}") from error
+    kind = described.get("model_type") if isinstance(described, dict) else None
+    if kind != QEDConfig.model_type:
+        raise wrong(f"its config.json describes a model of type {kind!r}, not {QEDConfig.model_type!r}")
+    try:
+        config = QEDConfig.from_pretrained(checkpoint)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:  # a field of another type
+        raise wrong(f"its config.json is not one of this package: {error}") from error
+    try:
+        model = QEDForCausalLM.from_pretrained(checkpoint, config=config, dtype=dtype)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise wrong(f"its weights cannot be read: {error}") from error
+    return model.to(device).eval()
