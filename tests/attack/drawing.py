@@ -23,6 +23,9 @@ class Draw(random.Random):
     def chance(self, probability: float) -> bool:
         return self.random() < probability
 
+    def uniform_seconds(self, most: float) -> float:
+        return self.random() * most
+
     def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.randn(shape, generator=self.tensors, dtype=torch.float64).to(dtype)
 

@@ -60,7 +60,7 @@ def heard() -> Console:
 @cache
 def corpus() -> str:
     folder = scratch() / "corpus"
-    prepare("synthetic:30", tokenizer="bpe:300", out=folder, console=Console(quiet=True))
+    prepare("synthetic:30", tokenizer="words:512", out=folder, console=Console(quiet=True))
     return str(folder)
 
 
