@@ -67,9 +67,10 @@ def _wait(draw: Draw, life: BaseProcess, out: Path) -> None:
 
 
 def kill(seed: int) -> None:
-    """KILLS kills; a run that ends before is compared, and another one is begun."""
+    """Killed at random moments and begun again until it ends, a run has the losses and weights of one never killed."""
     draw = Draw("kill", seed)
     config, truth, kills = training.config(STEPS), _whole(), 0
+    # A run may end before it was killed often enough; then another one is begun.
     while kills < KILLS:
         with training.workplace() as place:
             out = place / "run"

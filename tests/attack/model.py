@@ -19,7 +19,6 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 PAD = 0
 
 
-
 def drawn_config(draw: Draw, *, recurrent: bool = False) -> QEDConfig:
     layers = draw.randint(1, 3)
     kinds = [*RULES, *(() if recurrent else ATTENTION)]
@@ -311,7 +310,11 @@ def hostile_calls(seed: int) -> None:
         "label": {"labels": draw.choice((ids[:, 1:], ids[:1], ids[0]))},
     }
     name = draw.choice(list(calls))
-    kinds = (TypeError,) if name in ("attention_masks", "labls") else (ValueError, TypeError, RuntimeError, NotImplementedError)
+    kinds = (
+        (TypeError,)
+        if name in ("attention_masks", "labls")
+        else (ValueError, TypeError, RuntimeError, NotImplementedError)
+    )
     refused(lambda: model(**({"input_ids": ids} | calls[name])), name, kinds=kinds)
 
 
@@ -319,7 +322,15 @@ def hostile_configs(seed: int) -> None:
     """A field that is misspelt, of another type or beyond its range is refused by its name."""
     draw = Draw("hostile_configs", seed)
     good = drawn_config(draw).to_dict()
-    sizes = ("vocab_size", "hidden_size", "num_heads", "head_dim", "intermediate_size", "conv_size", "num_hidden_layers")
+    sizes = (
+        "vocab_size",
+        "hidden_size",
+        "num_heads",
+        "head_dim",
+        "intermediate_size",
+        "conv_size",
+        "num_hidden_layers",
+    )
     kind = draw.choice(("misspelt", "size", "rule", "gate", "layers", "expand_v", "format", "number"))
     fields = {name: good[name] for name in ("vocab_size", "hidden_size", "num_heads", "head_dim", "layer_types")}
     fields |= {"num_hidden_layers": good["num_hidden_layers"], "intermediate_size": 4}
@@ -332,7 +343,9 @@ def hostile_configs(seed: int) -> None:
     elif kind == "size":
         name, value = draw.choice(sizes), draw.choice((0, -1, 1.5, "8", None, True, [8]))
     elif kind == "layers":
-        value = draw.choice(([], ["qed"] * (good["num_hidden_layers"] + 1), ["nothing"] * good["num_hidden_layers"], "qed"))
+        value = draw.choice(
+            ([], ["qed"] * (good["num_hidden_layers"] + 1), ["nothing"] * good["num_hidden_layers"], "qed")
+        )
     elif kind == "expand_v":
         value = draw.choice((0, -1.0, 1 / 7, "1", float("nan"), float("inf")))
     elif kind == "format":

@@ -170,7 +170,11 @@ def _wrong_tensor(draw: Draw, name: str, x: Tensor, others: dict[str, Any]) -> A
         taken = torch.promote_types(others["q"].dtype, torch.float32) if "state" in name else others["q"].dtype
         return x.to(draw.choice([dtype for dtype in set(DTYPES) if dtype != taken]))
     if kind == "a dtype g may not have":
-        other = [d for d in set(DTYPES) if d not in (others["q"].dtype, torch.promote_types(others["q"].dtype, torch.float32))]
+        other = [
+            d
+            for d in set(DTYPES)
+            if d not in (others["q"].dtype, torch.promote_types(others["q"].dtype, torch.float32))
+        ]
         return x.to(draw.choice(other))
     spoilt = x.clone()
     value = {"a positive decay": draw.choice((1e-6, 3.0, torch.inf)), "infinite": -torch.inf}.get(kind, torch.nan)
@@ -192,7 +196,9 @@ def refusals(seed: int) -> None:
     draw = Draw("refusals", seed)
     step = draw.chance(0.3)
     arguments = _valid(draw, step)
-    impl = draw.choice(("auto", "reference", "chunkwise") + (() if arguments["q"].dtype == torch.float64 else ("triton",)))
+    impl = draw.choice(
+        ("auto", "reference", "chunkwise") + (() if arguments["q"].dtype == torch.float64 else ("triton",))
+    )
     call = erase_write_step if step else erase_write
     what = draw.choice(("tensor", "tensor", "tensor", "offsets", "scale", "impl"))
     if what == "offsets" and step:
@@ -210,7 +216,9 @@ def refusals(seed: int) -> None:
             if isinstance(arguments["cu_seqlens"], Tensor) and len(arguments["cu_seqlens"]) != 2:
                 arguments["initial_state"] = None
     elif what == "scale":
-        scale = draw.choice((math.nan, math.inf, -math.inf, "1", None, True, torch.ones(1), 10**400, -(10**400), 1j, [1.0]))
+        scale = draw.choice(
+            (math.nan, math.inf, -math.inf, "1", None, True, torch.ones(1), 10**400, -(10**400), 1j, [1.0])
+        )
         arguments["scale"], names = scale, ("scale",)
     else:
         impl, names = draw.choice(("", "Triton", "loop", "cuda", None, 3, ["auto"])), ("impl",)

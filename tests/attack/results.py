@@ -181,7 +181,9 @@ def damaged_answers(seed: int) -> None:
     with training.workplace() as place:
         out = place / "answers"
         shutil.copytree(template, out)
-        file = draw.choice([x for x in sorted(out.rglob("*")) if x.is_file() and x.suffix in (".json", ".jsonl", ".npz")])
+        file = draw.choice(
+            [x for x in sorted(out.rglob("*")) if x.is_file() and x.suffix in (".json", ".jsonl", ".npz")]
+        )
         if file.suffix == ".jsonl" and draw.chance(0.6):
             _spoil_a_line(draw, file, range(len(file.read_bytes().split(b"\n")) - 1))
         elif file.suffix == ".json" and file.parent == out and draw.chance(0.5):
@@ -191,7 +193,11 @@ def damaged_answers(seed: int) -> None:
             draw.choice(kinds)(draw, file)
         found = _evaluated(out)
         if found.exit_code:
-            assert file.stem in found.output, f"{file.relative_to(out)} is damaged and not named in: {found.output[-300:]}"
+            assert file.stem in found.output, (
+                f"{file.relative_to(out)} is damaged and not named in: {found.output[-300:]}"
+            )
             return
         for name in ("pairs-64", "pairs-80"):
-            assert _numbers(out, name) == _numbers(template, name), f"{name} has other results, with {file.name} damaged"
+            assert _numbers(out, name) == _numbers(template, name), (
+                f"{name} has other results, with {file.name} damaged"
+            )

@@ -98,7 +98,11 @@ def written_out(seed: int) -> None:
     draw = Draw("written_out", seed)
     rule, dtype = draw.choice(list(RULES)), draw.choice((torch.float64, torch.float32))
     batch, tokens = draw.randint(1, 2), draw.randint(1, 7)
-    x, scale, impl = _projections(draw, rule, dtype, batch, tokens), draw.choice((1.0, 0.3)), draw.choice(("auto", "reference"))
+    x, scale, impl = (
+        _projections(draw, rule, dtype, batch, tokens),
+        draw.choice((1.0, 0.3)),
+        draw.choice(("auto", "reference")),
+    )
     states = draw.normal(batch, x.q.shape[2], x.q.shape[3], x.v.shape[3], dtype=dtype)
     there = draw.uniform(batch, tokens) < draw.choice((0.5, 1.1))
     o, final = RULES[rule].attend(x, scale=scale, initial_state=states, there=there, impl=impl)
@@ -182,7 +186,7 @@ def wrong_projections(seed: int) -> None:
     draw = Draw("wrong_projections", seed)
     rule = draw.choice(list(RULES))
     x = _projections(draw, rule, torch.float32, 2, draw.randint(1, 3))
-    name = draw.choice(OPTIONAL + ("v", "k"))
+    name = draw.choice((*OPTIONAL, "v", "k"))
     before = getattr(x, name)
     if before is None:
         wrong: Any = draw.choice((torch.ones(2, 1, x.q.shape[2], 1), torch.zeros(()), x.q))
