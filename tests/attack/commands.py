@@ -72,6 +72,8 @@ class Line:
 
     def __init__(self, words: list[str], options: dict[str, str], wrong: dict[str, tuple[str, ...]]):
         self.words, self.options, self.wrong = words, options, wrong
+        # Options that may be given more than once; of others the last one counts.
+        self.many = {"train": {"--set"}, "eigenvalues": set()}.get(words[0], {"--data", "--task"})
 
 
 def _lines() -> list[Line]:
@@ -294,7 +296,7 @@ def _mutated(draw: Draw, line: Line) -> tuple[list[str], str]:
         what = f"{name} {value[:40]!r}"
         if name in words:
             words[words.index(name)] = value
-        elif name in ("--set", "--data", "--task") and draw.chance(0.7):
+        elif name in line.many and draw.chance(0.7):
             said.append((name, value))  # beside the right one
         else:
             options[name] = value

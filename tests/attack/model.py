@@ -165,6 +165,7 @@ def copies_and_reordered_caches(draw: Draw) -> None:
     _same(model, found, model(torch.cat([ids[rows], token], 1)).logits[:, -1:], f"after {how}")
 
 
+@torch.no_grad()
 def _greedy(model: QEDForCausalLM, ids: Tensor, count: int) -> tuple[list[int], float]:
     """Everything computed anew for every token; with the least distance between the two likeliest."""
     margin = float("inf")

@@ -112,6 +112,10 @@ def kernels(seed: int) -> None:
     """The Triton kernels in the interpreter: budgets as for the chunk form, or one of the laws."""
     draw = Draw("kernels", seed)
     dtype = draw.choice((torch.float32, torch.float16))
+    if draw.chance(0.05) and not torch.cuda.is_available():  # the interpreter takes bfloat16's bits for numbers
+        inputs = drawn_case(draw, SHORT, narrow=True).inputs(torch.bfloat16)
+        refused(lambda: erase_write(**inputs, impl="triton"), "bfloat16")
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy speaks of overflows in pairs that are masked
         if draw.chance(0.5):
@@ -196,9 +200,8 @@ def refusals(seed: int) -> None:
     draw = Draw("refusals", seed)
     step = draw.chance(0.3)
     arguments = _valid(draw, step)
-    impl = draw.choice(
-        ("auto", "reference", "chunkwise") + (() if arguments["q"].dtype == torch.float64 else ("triton",))
-    )
+    runs_on_kernels = arguments["q"].dtype in (torch.float32, torch.float16)
+    impl = draw.choice(("auto", "reference", "chunkwise", *(("triton",) if runs_on_kernels else ())))
     call = erase_write_step if step else erase_write
     what = draw.choice(("tensor", "tensor", "tensor", "offsets", "scale", "impl"))
     if what == "offsets" and step:
