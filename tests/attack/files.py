@@ -37,6 +37,13 @@ def _damage_a_file(draw: Draw, folder: Path) -> None:
     draw.choice(kinds)(draw, file)
 
 
+def _flip_a_bit(draw: Draw, folder: Path) -> None:
+    """Of the weights or of the optimiser: still a file that loads."""
+    files = [x for x in sorted(folder.glob("step-*/*.safetensors")) if x.is_file() and x.stat().st_size]
+    if files:
+        damage.flip(draw, draw.choice(files))
+
+
 def _unsum(draw: Draw, folder: Path) -> None:
     """A file is damaged, and the list of sums does not speak of it."""
     target = draw.choice(sorted(x for x in folder.glob("step-*") if x.is_dir() and not x.is_symlink()))
@@ -83,8 +90,8 @@ def damaged_checkpoints(seed: int) -> None:
         elsewhere.mkdir()
         (elsewhere / "precious").write_text("not a checkpoint's")
         folder = out / "checkpoints"
-        for _ in range(draw.randint(1, 4)):
-            draw.choice((_damage_a_file, _damage_a_file, _unsum, _stray))(draw, folder)
+        for _ in range(draw.choice((1, 1, 2, 4))):
+            draw.choice((_damage_a_file, _damage_a_file, _flip_a_bit, _unsum, _stray))(draw, folder)
         sound = sorted(x.name for x in folder.glob("step-????????") if _untouched(x, sums=True))
         found = checkpoints.newest(folder, lambda text: None)
         if found is not None:
