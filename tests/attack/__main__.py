@@ -18,12 +18,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="just this case of them, here, with its traceback")
     parser.add_argument("--share", type=float, default=1.0, help="of the cases; the page is written for all of them")
     given = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported
+    # Both are read when torch, qed and Triton are first imported.
+    os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     from . import running
     from .table import FUZZERS
 

@@ -1,6 +1,7 @@
 """The op: every form against the float64 loop, the laws of the recurrence, and what must be refused."""
 
 import math
+import os
 import warnings
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qed.ops import erase_write, erase_write_step, explain
+from qed.ops.forms import TRITON_INSTALLED
 from qed.testing import Case, over_budget, run
 
 from . import op_laws
@@ -15,6 +17,8 @@ from .drawing import Draw, refused
 
 LENGTHS = (1, 2, 3, 17, 31, 32, 33, 63, 64, 65, 65, 97, 127, 128, 129)
 SHORT = (1, 2, 17, 63, 64, 65, 70)
+# Whether kernels run on tensors of the CPU: by Triton's interpreter, which is chosen before anything is imported.
+INTERPRETED = TRITON_INSTALLED and os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = (torch.float64, torch.float32, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -112,7 +116,7 @@ def kernels(seed: int) -> None:
     """The Triton kernels in the interpreter: budgets as for the chunk form, or one of the laws."""
     draw = Draw("kernels", seed)
     dtype = draw.choice((torch.float32, torch.float16))
-    if draw.chance(0.05) and not torch.cuda.is_available():  # the interpreter takes bfloat16's bits for numbers
+    if draw.chance(0.05):  # the interpreter takes bfloat16's bits for numbers
         inputs = drawn_case(draw, SHORT, narrow=True).inputs(torch.bfloat16)
         refused(lambda: erase_write(**inputs, impl="triton"), "bfloat16")
         return
@@ -200,7 +204,7 @@ def refusals(seed: int) -> None:
     draw = Draw("refusals", seed)
     step = draw.chance(0.3)
     arguments = _valid(draw, step)
-    runs_on_kernels = arguments["q"].dtype in (torch.float32, torch.float16)
+    runs_on_kernels = INTERPRETED and arguments["q"].dtype in (torch.float32, torch.float16)
     impl = draw.choice(("auto", "reference", "chunkwise", *(("triton",) if runs_on_kernels else ())))
     call = erase_write_step if step else erase_write
     what = draw.choice(("tensor", "tensor", "tensor", "offsets", "scale", "impl"))

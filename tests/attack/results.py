@@ -25,7 +25,7 @@ ARMS = {"gdn2": "GDN-2", "qed": "QED"}
 def _spoil_a_line(draw: Draw, file: Path, among: range) -> int:
     """One line of a .jsonl becomes something else than a JSON object; which."""
     lines = file.read_bytes().split(b"\n")
-    at = draw.choice([i for i in among if lines[i][:1] == b"{"])
+    at = draw.choice([i for i in among if len(lines[i]) > 10])
     line = lines[at]
     lines[at] = draw.choice(
         (

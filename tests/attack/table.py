@@ -30,7 +30,7 @@ class Fuzzer:
 
 FUZZERS = (
     Fuzzer(op.chunk_form, 12, 4000),
-    Fuzzer(op.kernels, 6, 600),
+    *((Fuzzer(op.kernels, 6, 600),) if op.INTERPRETED else ()),
     Fuzzer(op.laws, 30, 4000),
     Fuzzer(op.refusals, 20, 2000),
     Fuzzer(rules.written_out, 10, 1000),
