@@ -12,7 +12,7 @@ from qed.rules import Projections, l2_normalize, qed_attention
 
 from .drawing import Draw, refused, same
 
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-4}
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 2e-4}
 OPTIONAL = ("g", "b", "w", "strength", "direction")
 
 
