@@ -30,6 +30,7 @@ def test_a_task_that_another_process_is_at_is_refused(tmp_path: Path) -> None:
     with held(out, "eval-mqar"):
         assert list(run()) == ["pairs-128"]
     before = {x.name: x.stat().st_mtime_ns for x in out.iterdir()}
-    with held(out, "eval-pairs-128"), pytest.raises(LockedError, match=rf"process {os.getpid()} on .* is at work there"):
+    busy = rf"process {os.getpid()} on .* is at work there"
+    with held(out, "eval-pairs-128"), pytest.raises(LockedError, match=busy):
         run()
     assert before == {x.name: x.stat().st_mtime_ns for x in out.iterdir()}

@@ -354,6 +354,10 @@ def causal_loss(
     logits: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None, items: Tensor | int | None = None
 ) -> Tensor:
     """Mean cross-entropy of every next token, or their sum over `items`, in at least float32."""
+    if labels.shape != logits.shape[:2]:
+        raise ValueError(
+            f"labels: expected a token for every input, {list(logits.shape[:2])}, got {list(labels.shape)}"
+        )
     targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     if cu_seqlens is not None:
         last = (cu_seqlens[1:] - 1).clamp(min=0)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +25,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 256, "num_hidden_layers": 6, "num_heads": 4, "head_dim": 64, "intermediate_size": 640},
     "mini": _NARROW | {"vocab_size": 512},
     "tiny": _NARROW | {"vocab_size": 256},
+}
+# The real numbers of a configuration, each with the least it can be; any finite one where that says nothing.
+LEAST = {
+    **dict.fromkeys(("expand_v", "lambda_max", "initializer_range", "norm_eps", "rope_theta"), 0.0),
+    **dict.fromkeys(("theta_init", "read_scale"), -sys.float_info.max),
 }
 ATTENTION = ("full_attention", "sliding_attention")
 
@@ -105,7 +112,7 @@ class QEDConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.check_names(name for name in kwargs if not _is_of_transformers(name))
-        if self.layer_types is None:
+        if self.layer_types is None and type(self.num_hidden_layers) is int:
             self.layer_types = [self.rule] * self.num_hidden_layers
         super().__post_init__(**kwargs)
         self.check()
@@ -139,7 +146,16 @@ class QEDConfig(PreTrainedConfig):
         for name in (*sizes, "num_hidden_layers", "sliding_window"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected a positive whole number, got {getattr(self, name)!r}")
-        if self.rule not in RULES:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+                expected = "a number" if least == -sys.float_info.max else f"a number of {least:g} or more"
+                raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        for name in ("decay_rank", "output_gate_rank"):
+            rank = getattr(self, name)
+            if rank is not None and (type(rank) is not int or rank < 0):
+                raise ValueError(f"{name}: expected a whole number of 0 or more, or None, got {rank!r}")
+        if not isinstance(self.rule, str) or self.rule not in RULES:
             raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {self.rule!r}")
         if self.value_head_dim < 1 or self.value_head_dim != self.expand_v * self.head_dim:
             raise ValueError(
