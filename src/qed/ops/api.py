@@ -48,7 +48,9 @@ def erase_write(
         q, k, a: queries, keys and erase vectors [B, T, H, K], in bfloat16, float16, float32 or float64.
         u: write vectors [B, T, H, V], same dtype.
         g: natural logarithm of the decay, ≤ 0 (−inf forgets everything), [B, T, H, K] per channel or
-            [B, T, H, 1] per head; None for no decay. Same dtype, or float32 beside lower precision.
+            [B, T, H, 1] per head; None for no decay. Same dtype, or float32 beside lower precision. In the kernels a
+            step below −708 forgets exactly, as −inf does; where a chunk decays far, a step above that counts as no
+            stronger than −20 (for float32) or −13.75 (for 16 bits: 1e-6 of the state may stay).
         scale: factor on the read: 0, or of a size that the precision of the computation can hold.
         initial_state: [N, H, K, V] float32 (float64 for float64 inputs); None for zeros.
         cu_seqlens: offsets [N + 1] of N sequences packed along T with B = 1; each has its own state. Offsets that do

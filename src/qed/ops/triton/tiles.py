@@ -16,7 +16,8 @@ channels has to be a matrix product, so the exponential must fall apart into a f
 - Pairs in one part: in the same way, the part cut again (float32, LEVELS = 2), or about its centre, when a part is a
   sub-block: it decays no further than exp(−REACH), because in a chunk that is cut no g counts below −REACH / SUB:
   exp(−13.75) = 1e-6 for 16-bit numbers, SUB = 8, and exp(−20) = 2e-9 for float32, SUB = 4.
-- A step that *forgets* has a decay below 2^FORGOTTEN, for which float32 has no normal number; g = −inf is one. Its
+- A step that *forgets* has a decay below 2^FORGOTTEN, for which not even float64 has a normal number: g = −inf, and
+  the large negative numbers that people write for it. Models' own decays stay far above, however strong they are. Its
   factor is exactly 0, which no difference of sums gives. A chunk with such a step takes its pairs by distance instead,
   one after the other (`forgetting.py`): many times slower, and exact. Other chunks do not pay for it.
 
@@ -32,7 +33,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-FORGOTTEN = tl.constexpr(-126.0)  # in powers of two: the smallest normal float32
+FORGOTTEN = tl.constexpr(-1022.0)  # in powers of two: the smallest normal float64
 
 
 @triton.jit
