@@ -246,7 +246,7 @@ MISSING = [
 # One process imports what takes long, and has a child for every package that is not to be found.
 CHILDREN = """
 import os, sys
-import transformers
+from qed.model.causal_lm import QEDForCausalLM
 from qed.cli import app
 for package, call in {calls!r}:
     child = os.fork()
