@@ -16,7 +16,7 @@ from qed.analysis import results
 from qed.analysis.conclusions import conclusions
 from qed.analysis.report import write
 from qed.analysis.strength import compare
-from qed.analysis.tables import contrasts
+from qed.analysis.tables import contrasts, retrieval
 from qed.cli import app
 
 LENGTHS = (512, 1024, 2048, 4096)
@@ -224,16 +224,24 @@ DAMAGE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_result_is_shown_as_missing_and_named(base: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_result_is_missing_and_named(base: Path, damage: str) -> None:
     damaging, message = DAMAGE[damage]
     damaging(base / "qed-0" / "eval" / "niah_single_1-1024.json")
+    found, (problem,) = results.survey(base)
+    assert message in problem
+    (run,) = (x for x in found if x.path.name == "qed-0")
+    rows = [row for row in retrieval(found, "niah_single_1").rows if row[:2] == ["0", "QED"]]
+    assert [row[2:5] for row in rows] == [["100.0 [96.4, 100.0]", None, "80.0 [70.8, 87.3]"]]
+    assert "niah_single_1-1024" not in run.results
+
+
+def test_what_is_left_out_is_said(base: Path, tmp_path: Path) -> None:
+    """On the terminal, with the number of the line, and on the page."""
+    DAMAGE["a line cut off"][0](base / "qed-0" / "eval" / "niah_single_1-1024.json")
     done = CliRunner().invoke(app, ["report", str(base), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    assert message in done.output
-    assert message in (tmp_path / "out" / "report.md").read_text()
-    rows = (tmp_path / "out" / "tables" / "table3_niah_single_1.csv").read_text().splitlines()
-    (row,) = [x for x in rows if x.startswith("0,QED,")]
-    assert row.startswith('0,QED,"100.0 [96.4, 100.0]",missing,"80.0')
+    for said in (done.output, (tmp_path / "out" / "report.md").read_text()):
+        assert "niah_single_1-1024.jsonl:100: expected a JSON object" in said
 
 
 def test_unfinished_pieces_never_block_the_report(base: Path, tmp_path: Path) -> None:

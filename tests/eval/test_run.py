@@ -177,7 +177,7 @@ def test_a_task_that_cannot_run_keeps_the_others_from_running(tmp_path: Path, ch
     before = sorted(out.iterdir())
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     status, said = needle_run(out, checkpoint, words, "--task", "fda", "--data", f"fda={file}")
-    assert (status, "another evaluation is there; golds_in_prompt was 3, now 2" in said) == (1, True)
+    assert (status, "another evaluation is there; forms was {'as given': 3}, now {'as given': 2}" in said) == (1, True)
     assert sorted(out.iterdir()) == before
 
 
@@ -189,7 +189,7 @@ def edited(path: Path, old: str, new: str) -> None:
 
 def test_edited_prompts_are_noticed(tmp_path: Path, checkpoint: Path, words: Path) -> None:
     """Text, tokens, with and without the sha256 that was kept; what a set without it should be is drawn again."""
-    assert needle_run(tmp_path / "first", checkpoint, words)[0] == 0
+    assert needle_run(tmp_path / "first", checkpoint, words, "--prompts-only")[0] == 0
     (path,) = (tmp_path / "first" / "prompts").glob("*.jsonl")
     about, tokens = path.with_suffix(".json"), path.with_suffix(".npz")
     kept = {x: x.read_bytes() for x in (path, about, tokens)}
@@ -198,9 +198,7 @@ def test_edited_prompts_are_noticed(tmp_path: Path, checkpoint: Path, words: Pat
         out = tmp_path / "second"
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(tmp_path / "first" / "prompts", out / "prompts")
-        status, said = needle_run(out, checkpoint, words)
-        assert status == 0 or not list(out.glob("niah*"))
-        return status, said
+        return needle_run(out, checkpoint, words, "--prompts-only")
 
     def without_sum() -> None:
         found = json.loads(about.read_text())
@@ -211,6 +209,9 @@ def test_edited_prompts_are_noticed(tmp_path: Path, checkpoint: Path, words: Pat
     edited(path, "The grass is green", "The grass is grey")
     status, said = again()
     assert (status, "expected the prompts as they were frozen" in said) == (1, True)
+    status, said = needle_run(tmp_path / "first", checkpoint, words)
+    assert (status, "expected the prompts as they were frozen" in said) == (1, True)
+    assert [x.name for x in (tmp_path / "first").iterdir()] == ["prompts"]
     without_sum()
     status, said = again()
     assert (status, ".jsonl:1: expected the prompt that task, length and seed give" in said) == (1, True)

@@ -127,7 +127,7 @@ def finished(out: Path, unit: Unit) -> dict[str, float]:
 def main(out: Path, name: str, device: str) -> int:
     plan = Plan.from_json((out / "plan.json").read_text())
     unit = Unit.parse(name)
-    console = Console(width=120)
+    console = Console(width=120, markup=False, emoji=False)
     for stage, work in stages(plan, unit, out, device, console).items():
         done = finished(out, unit)
         if stage in done:
