@@ -173,7 +173,7 @@ def test_a_task_that_cannot_run_keeps_the_others_from_running(tmp_path: Path, ch
     rows = [{"key": "maker", "value": f"firm {i}", "text": f"The maker: firm {i} of many.\nmaker:"} for i in range(3)]
     file, out = tmp_path / "fda.jsonl", tmp_path / "out"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert run(checkpoint, "--task", "fda", "--data", f"fda={file}", "--out", out)[0] == 0
+    assert run(checkpoint, "--task", "fda", "--data", f"fda={file}", "--batch", 4, "--out", out)[0] == 0
     before = sorted(out.iterdir())
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     status, said = needle_run(out, checkpoint, words, "--task", "fda", "--data", f"fda={file}")
