@@ -7,6 +7,8 @@ import qed
 
 ROOT = Path(qed.__file__).parent
 ORDER = [
+    "files",
+    "locks",
     "ops",
     "rules",
     "layers",

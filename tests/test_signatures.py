@@ -18,7 +18,8 @@ PUBLIC = {
     ),
     qed.QEDForCausalLM.forward: (
         "self input_ids=None attention_mask=None past_key_values=None inputs_embeds=None labels=None use_cache=None "
-        "logits_to_keep=0 cu_seqlens=None"
+        "logits_to_keep=0 cu_seqlens=None position_ids=None cu_seq_lens_q=None cu_seq_lens_k=None max_length_q=None "
+        "max_length_k=None seq_idx=None num_items_in_batch=None output_hidden_states=None output_attentions=None"
     ),
     qed.QEDForCausalLM.set_strength_scale: "self scale",
     Mixer.forward: f"self x state=None {DENSE} | residual=None inplace=False impl='auto'",

@@ -22,13 +22,19 @@ def _register_config() -> None:
 
 
 def _register_model() -> None:
-    from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        AutoModel,
+        AutoModelForCausalLM,
+    )
 
     from .model.causal_lm import QEDForCausalLM, QEDModel
     from .model.config import QEDConfig
 
     AutoModel.register(QEDConfig, QEDModel, exist_ok=True)
     AutoModelForCausalLM.register(QEDConfig, QEDForCausalLM, exist_ok=True)
+    # By this table the Trainer knows that labels are to be shifted, where it takes the loss itself (label smoothing).
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["qed"] = "QEDForCausalLM"
 
 
 AFTER: dict[str, Callable[[], None]] = {

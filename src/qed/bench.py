@@ -9,7 +9,6 @@ gates b and w, and normalises and gates them (ours: in torch before the op, on a
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import statistics
@@ -29,6 +28,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from .files import write_json
 from .ops import erase_write, erase_write_step, explain
 from .rules import RULES, Operands, Projections, l2_normalize, qed_attention
 from .testing import environment, relative_error
@@ -260,9 +260,7 @@ class Report(dict[str, Any]):
         self |= values
         if self.out is not None:
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.out.with_suffix(".part")
-            partial.write_text(json.dumps(self, indent=2) + "\n")
-            partial.replace(self.out)
+            write_json(self.out, self)
 
 
 def ops(

@@ -60,10 +60,14 @@ class Step:
         self.optimizer.zero_grad(set_to_none=self.captured is None)
 
     def piece(self, rows: Tensor) -> Tensor:
-        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"), value_checks(False):
+        with _autocast(self.device), value_checks(False):
             loss = self.loss(rows)
         (loss / rows[:, 1:].numel()).backward()
         return loss.detach()
+
+
+def _autocast(device: str) -> torch.autocast:
+    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=device.startswith("cuda"))
 
 
 def ours(config: QEDConfig, device: str, compiled: bool, strong_decay: bool = False, pool: Any = None) -> Step:
@@ -74,7 +78,7 @@ def ours(config: QEDConfig, device: str, compiled: bool, strong_decay: bool = Fa
     if compiled:
         recompute_cheap(model)
         compile_blocks(model)
-    return Step(model, SummedLoss(model), device, Captured(pool) if compiled and device == "cuda" else None)
+    return Step(model, SummedLoss(model), device, Captured(pool) if compiled and device.startswith("cuda") else None)
 
 
 def transformer(size: dict[str, Any]) -> QEDConfig:
@@ -97,7 +101,7 @@ def gate(config: QEDConfig, device: str, compiled: bool) -> float:
     with torch.no_grad():
         truth = ours(config, device, compiled=False).loss(rows)
         candidate = ours(config, device, compiled)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+        with _autocast(device):
             found = candidate.loss(rows)
     return float((found - truth).abs() / truth)
 
@@ -155,7 +159,7 @@ def measure(
     if not difference <= LOSS_BAR:
         raise GateError(f"correctness gate: the loss is further from a plain pass than {LOSS_BAR}: {difference:.1e}")
     report = Report(out, environment=environment(device), batch=batch, tokens=tokens, loss_difference=difference)
-    pool = torch.cuda.graph_pool_handle() if device == "cuda" else None  # they take turns
+    pool = torch.cuda.graph_pool_handle() if device.startswith("cuda") else None  # they take turns
 
     def mine(config: QEDConfig, strong_decay: bool = False) -> Callable[[], Step]:
         return lambda: ours(config, device, compiled, strong_decay, pool)
@@ -170,15 +174,15 @@ def measure(
         makers["fla gdn2"] = lambda: fla_step(QEDConfig(**size), device)
     steps, rows = {}, {}
     for name, make in makers.items():
-        before = torch.cuda.memory_allocated() if device == "cuda" else 0
+        before = torch.cuda.memory_allocated() if device.startswith("cuda") else 0
         step = steps[name] = make()
         step.rows = torch.randint(3, QEDConfig(**size).vocab_size, (batch, tokens + 1), device=device)
         start = time.perf_counter()
         step()
-        if device == "cuda":
+        if device.startswith("cuda"):
             torch.cuda.synchronize()
         rows[name] = {"first_step_s": time.perf_counter() - start}
-        if device == "cuda":
+        if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats()
             step()  # what is captured takes its memory now
             rows[name]["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
@@ -191,7 +195,7 @@ def measure(
         if name != "fla gdn2":
             row["utilisation"] = utilisation(steps[name].model, rate, device)  # type: ignore[assignment]
     report.add(candidates=rows, qed_over_gdn2=times["qed"]["median"] / times["gdn2"]["median"])
-    if device == "cuda":
+    if device.startswith("cuda"):
         steps.clear()
         torch.cuda.empty_cache()
         report.add(gpu_idle_in_training=idle_in_training(size, batch, tokens))

@@ -164,10 +164,13 @@ def environment(device: str) -> dict[str, str]:
 
 
 def git_state() -> str:
-    """The commit, and whether files differ from it; empty outside a repository."""
+    """The commit, and whether files differ from it; empty outside a repository, or where there is no git."""
 
     def ask(*words: str) -> str:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent)
+        try:
+            done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent)
+        except OSError:
+            return ""
         return done.stdout.strip() if done.returncode == 0 else ""
 
     commit = ask("rev-parse", "HEAD")

@@ -30,7 +30,7 @@ def test_the_same_prompts_get_the_same_scores(tmp_path: Path, monkeypatch: pytes
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     torch.manual_seed(0)
-    config = QEDConfig.tiny(vocab_size=512, eos_token_id=0, bos_token_id=None, initializer_range=0.3)
+    config = QEDConfig.tiny(vocab_size=512, eos_token_id=[0], bos_token_id=None, initializer_range=0.3)
     model = QEDForCausalLM(config).eval()
     model.save_pretrained(tmp_path / "model")
     encoder = tokenization.train(itertools.islice(documents(400), 400), 512)
@@ -40,7 +40,7 @@ def test_the_same_prompts_get_the_same_scores(tmp_path: Path, monkeypatch: pytes
     rows = [json.loads(line) for line in (tmp_path / "lm-eval-niah_single_1.jsonl").read_text().splitlines()]
     assert len(rows) == 8
     ids = [encoder.encode(row["prompt"]).ids for row in rows]
-    said = answers(model, ids, new_tokens=niah.NEW_TOKENS, ends={0}, batch=8)
+    said = answers(model, ids, new_tokens=niah.NEW_TOKENS, ends=model.end_tokens(), batch=8)
     for row, mine in zip(rows, said, strict=True):
         assert row["prompt"].endswith("mentioned in the provided text is")
         assert encoder.decode(mine) == row["prediction"]

@@ -1,16 +1,19 @@
 """Configurations and checkpoints: what is saved comes back, and what is not this model's is refused by name."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qed import RULES, QEDConfig, QEDForCausalLM
+from qed import RULES, QEDConfig, QEDForCausalLM, QEDModel
 
 THETA = "model.layers.0.mixer.theta"
 
@@ -82,6 +85,126 @@ def test_pickles_and_damaged_files_are_refused(tmp_path: Path) -> None:
         QEDForCausalLM.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="use_safetensors: pickles are not read"):
         QEDForCausalLM.from_pretrained(tmp_path, use_safetensors=False)
+
+
+def sharded(folder: Path) -> tuple[QEDForCausalLM, dict[str, str]]:
+    """A checkpoint of several files, and its map of names."""
+    torch.manual_seed(0)
+    model = QEDForCausalLM(QEDConfig.tiny()).eval()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    return model, json.loads((folder / INDEX).read_text())["weight_map"]
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def test_several_files_are_read(tmp_path: Path) -> None:
+    model, _ = sharded(tmp_path / "a")
+    again = QEDForCausalLM.from_pretrained(tmp_path / "a")
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    model.save_pretrained(tmp_path / "b" / "inner", variant="small")
+    again = QEDForCausalLM.from_pretrained(tmp_path / "b", subfolder="inner", variant="small")
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    # As the hub's cache has them: links into a store.
+    snapshot, store = tmp_path / "hub" / "snapshots" / "1", tmp_path / "hub" / "blobs"
+    snapshot.mkdir(parents=True), store.mkdir()
+    for i, file in enumerate(sorted((tmp_path / "a").iterdir())):
+        (store / str(i)).write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(store / str(i))
+    assert torch.equal(QEDForCausalLM.from_pretrained(snapshot).lm_head.weight, model.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pytorch_model.bin", "expected safetensors files, got 'pytorch_model.bin': other files can run code"),
+        ("../outside.safetensors", "expected names of files beside it, got the path '../outside.safetensors'"),
+        ("{folder}/outside.safetensors", "expected names of files beside it, got the path '/"),
+        ("/dev/zero", "expected safetensors files, got '/dev/zero'"),
+        ("link.safetensors", "expected regular files of its own folder, got 'link.safetensors', which is none"),
+        ("device.safetensors", "expected regular files of its own folder, got 'device.safetensors', which is none"),
+        ("fifo.safetensors", "expected regular files of its own folder, got 'fifo.safetensors', which is none"),
+        ("nowhere.safetensors", "expected regular files of its own folder, got 'nowhere.safetensors', which is none"),
+    ],
+)
+@pytest.mark.parametrize("kind", [QEDForCausalLM, QEDModel, AutoModelForCausalLM])
+def test_an_index_names_safetensors_of_its_folder(
+    name: str, message: str, kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is opened of what it names; the pickle here would leave a file."""
+    folder = tmp_path / "checkpoint"
+    _, names = sharded(folder)
+    save_file({"x": torch.zeros(1)}, tmp_path / "outside.safetensors")
+    (folder / "link.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    (folder / "device.safetensors").symlink_to("/dev/null")
+    os.mkfifo(folder / "fifo.safetensors")
+    torch.save(Leaves(tmp_path / "ran"), folder / "pytorch_model.bin")
+    names[THETA] = name.format(folder=tmp_path)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    opened: list[str] = []
+    monkeypatch.setattr(transformers.modeling_utils, "safe_open", lambda file, **_: opened.append(file))
+    monkeypatch.setattr(torch, "load", lambda file, **_: opened.append(file))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        kind.from_pretrained(folder)
+    assert not opened
+    assert not (tmp_path / "ran").exists()
+
+
+class Leaves:
+    """A pickle that makes a file when it is read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_safetensors": False}, "use_safetensors: pickles are not read"),
+        ({"weights_only": False}, "weights_only: pickles are not read"),
+        ({"gguf_file": "model.gguf"}, "gguf_file: only safetensors are read"),
+        ({"variant": "odd"}, r"expected a regular file, got something else"),
+        (
+            {"subfolder": "pickles"},
+            r"expected model.safetensors, got pytorch_model.bin.index.json: pickles can run code",
+        ),
+        ({"subfolder": "named"}, r"got transformers_weights='adapter_model.bin' in config.json"),
+        ({"subfolder": "adapted"}, r"expected adapter_model.safetensors, got a pickle"),
+        ({"subfolder": "adapter"}, r"expected a model, got an adapter alone"),
+    ],
+)
+def test_no_option_leads_to_another_file(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "model.odd.safetensors").symlink_to("/dev/null")
+    for name in ("pickles", "named", "adapted", "adapter"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "pickles" / "pytorch_model.bin.index.json").write_text("{}")
+    (tmp_path / "named" / "config.json").write_text(json.dumps(config | {"transformers_weights": "adapter_model.bin"}))
+    (tmp_path / "adapted" / "config.json").write_text(json.dumps(config))
+    for name in ("adapted", "adapter"):
+        (tmp_path / name / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+        (tmp_path / name / "adapter_model.bin").touch()
+    with pytest.raises(ValueError, match=message):
+        QEDForCausalLM.from_pretrained(tmp_path, **options)
+    assert QEDForCausalLM.from_pretrained(tmp_path, use_safetensors=None).config.hidden_size == 64
+
+
+def test_an_index_that_is_none(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    for text in ("{}", "[]", "nothing", '{"weight_map": 3}'):
+        (tmp_path / INDEX).write_text(text)
+        with pytest.raises(ValueError, match="expected a safetensors index with a weight_map"):
+            QEDForCausalLM.from_pretrained(tmp_path)
+
+
+def test_weights_that_are_passed_need_no_file() -> None:
+    model = QEDForCausalLM(QEDConfig.tiny())
+    again = QEDForCausalLM.from_pretrained(None, config=model.config, state_dict=model.state_dict())
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

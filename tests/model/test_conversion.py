@@ -117,7 +117,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert first.exit_code == 0, first.output
     again = CliRunner().invoke(app, ["convert", files[0], files[1], "--kind", "gdn"])
     assert again.exit_code == 1
-    assert "exists; it is not overwritten" in again.output.replace("\n", "")
+    assert "exists; it is not overwritten" in " ".join(again.output.split())
     second = CliRunner().invoke(app, ["convert", files[1], files[2], "--kind", "gdn", "--to", "fla"])
     assert second.exit_code == 0, second.output
     for name, x in load_file(files[2]).items():
@@ -139,6 +139,35 @@ def test_what_is_no_such_layer(kind: str, change: dict[str, Tensor | None], mess
         from_fla(kind, {name: x for name, x in given.items() if x is not None})
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("to", ["qed", "fla"])
+@pytest.mark.parametrize("claimed", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_another_kind_are_refused(kind: str, claimed: str, to: str, gated: bool, tmp_path: Path) -> None:
+    """With a name or a shape that does not fit, and nothing is written."""
+    given = {f"model.layers.0.attn.{name}": x for name, x in weights(kind, gated).items()}
+    given["model.layers.0.mlp.weight"] = torch.zeros(3)
+    save_file(given if to == "qed" else from_fla(kind, given), tmp_path / "given.safetensors")
+    command = ["convert", str(tmp_path / "given.safetensors"), str(tmp_path / "new" / "out"), "--to", to]
+    result = CliRunner().invoke(app, [*command, "--kind", claimed])
+    if kind == claimed:
+        assert result.exit_code == 0, result.output
+        return
+    assert result.exit_code == 1, result.output
+    said = " ".join(result.output.split())
+    assert "of this kind" in said or "of kind" in said
+    assert "model.layers.0.attn." in said
+    assert not (tmp_path / "new").exists()
+
+
+def test_shapes_that_do_not_fit_are_named() -> None:
+    given = weights("gdn2") | {"A_log": torch.zeros(5)}
+    with pytest.raises(ValueError, match=r"A_log: expected \[2\], got \[5\]"):
+        from_fla("gdn2", given)
+    with pytest.raises(ValueError, match=r"w_proj.weight: \[24, 24\], but such a layer has none"):
+        from_fla("kda", weights("kda") | {"w_proj.weight": torch.zeros(24, 24)})
+
+
 def test_a_rule_they_do_not_have() -> None:
     given = from_fla("gdn2", weights("gdn2")) | {"theta": torch.zeros(2)}
     with pytest.raises(ValueError, match="theta: flash-linear-attention has no such rule"):
@@ -149,5 +178,5 @@ def test_a_pickle_is_not_read(tmp_path: Path) -> None:
     torch.save(weights("kda"), tmp_path / "layer.bin")
     result = CliRunner().invoke(app, ["convert", str(tmp_path / "layer.bin"), str(tmp_path / "out"), "--kind", "kda"])
     assert result.exit_code == 1
-    assert "expected a safetensors file" in result.output
+    assert "expected a safetensors file" in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()

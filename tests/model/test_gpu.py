@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from qed import QEDConfig, QEDForCausalLM
-from qed.model.generation import Sampling, decoder_of, stream
+from qed import QEDCache, QEDConfig, QEDForCausalLM
+from qed.model.base import weights_dtype
+from qed.model.fingerprint import fingerprint
+from qed.model.generation import Decoder, Sampling, decoder_of, stream
 from qed.testing import relative_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")]
@@ -94,3 +96,126 @@ def test_padding_is_inert() -> None:
     mask[:, :37] = 0
     with torch.no_grad():
         assert relative_error(model(padded, attention_mask=mask).logits[:, 37:], model(x).logits) < 1e-4
+
+
+def test_generate_is_captured_with_padding_and_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own mask says nothing; only its first step looks whether the model has changed. Beams too."""
+    model, x, looks, steps = make(), prompt(2, 20), [], []
+    mask = torch.ones_like(x)
+    mask[0, :7] = 0
+    step = Decoder.step
+    monkeypatch.setattr("qed.model.generation.fingerprint", lambda m: looks.append(1) or fingerprint(m))
+    monkeypatch.setattr(Decoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
+    options = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    found = model.generate(x, max_new_tokens=12, **options)
+    assert (len(looks), len(steps)) == (1, 11)
+    assert torch.equal(found[1:, 20:], torch.cat(list(stream(model, x[1:], max_new_tokens=12)), 1))
+    alone = torch.cat(list(stream(model, x[:1, 7:], max_new_tokens=12)), 1)
+    assert (found[:1, 20:] == alone).float().mean() > 0.9  # near ties may fall otherwise
+    looks.clear(), steps.clear()
+    model.generate(x, max_new_tokens=6, num_beams=3, **options)
+    assert (len(looks), len(steps)) == (1, 5)
+
+
+def test_a_mask_counts_for_one_token_too() -> None:
+    model, x = make(), prompt(2, 40)
+    mask = torch.ones(2, 31, device="cuda")
+    mask[1, 30] = 0
+    with torch.no_grad():
+        cache = model(x[:, :30], use_cache=True).past_key_values
+        first = model(x[:, 30:31], attention_mask=mask, past_key_values=cache).logits
+        rest = torch.cat([model(x[:, t : t + 1], past_key_values=cache).logits for t in range(31, 40)], 1)
+        assert relative_error(torch.cat([first[:1], rest[:1]], 1), model(x[:1]).logits[:, 30:]) < 1e-3
+        assert relative_error(rest[1:], model(torch.cat([x[1:, :30], x[1:, 31:]], 1)).logits[:, 30:]) < 1e-3
+
+
+def test_streams_side_by_side() -> None:
+    model, prompts = make(), [prompt(1, 16), prompt(1, 16) + 1]
+    alone = [torch.cat(list(stream(model, x, max_new_tokens=60)), 1) for x in prompts]
+    pairs = list(zip(*(stream(model, x, max_new_tokens=60) for x in prompts), strict=True))
+    for parts, truth in zip(zip(*pairs, strict=True), alone, strict=True):
+        assert torch.equal(torch.cat(parts, 1), truth)
+
+
+CHANGES: dict[str, Callable[[QEDForCausalLM], object]] = {
+    "o_proj": lambda m: setattr(
+        m.model.layers[0].mixer.o_proj, "weight", torch.nn.Parameter(torch.randn(128, 128).cuda())
+    ),
+    "norm": lambda m: setattr(m.model.norm, "weight", torch.nn.Parameter(torch.rand(128).cuda())),
+    "theta": lambda m: setattr(m.model.layers[1].mixer, "theta", torch.nn.Parameter(torch.full((2,), 3.0).cuda())),
+    "read_scale": lambda m: setattr(m.model.layers[1].mixer, "read_scale", 0.3),
+    "lambda_max": lambda m: setattr(m.model.layers[1].mixer, "lambda_max", 0.9),
+    "eps": lambda m: setattr(m.model.layers[1].mlp_norm, "eps", 0.5),
+    "mlp": lambda m: setattr(m.model.layers[2].mlp, "down_proj", torch.nn.Linear(256, 128).cuda()),
+    "in place": lambda m: m.model.layers[0].mixer.conv.weight.data.mul_(3.0),
+    "hook": lambda m: m.model.layers[0].register_forward_hook(lambda _, x, y: (y[0] * 0.5, y[1])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_decodes_as_it_is_now(change: str) -> None:
+    model, x = make(theta_init=1.0), prompt(1, 40)
+    with torch.no_grad():
+        cache = model(x[:, :20], use_cache=True).past_key_values
+        model(x[:, 20:21], past_key_values=cache)  # captured
+        CHANGES[change](model)
+        cache = model(x[:, :30], use_cache=True).past_key_values
+        found = torch.cat([model(x[:, t : t + 1], past_key_values=cache).logits for t in range(30, 40)], 1)
+        assert relative_error(found, model(x).logits[:, 30:]) < 1e-3
+
+
+def test_hidden_states_are_not_written_over() -> None:
+    model, x = make(), prompt(2, 50)
+    with torch.no_grad():
+        found = model(x, output_hidden_states=True)
+        assert torch.equal(found.hidden_states[0], model.model.embed_tokens(x))
+        assert relative_error(found.logits, model(x).logits) < 1e-6
+        model.model.layers = model.model.layers[:1]
+        one = model.model.norm(found.hidden_states[1])
+        assert relative_error(one, model.model(x).last_hidden_state) < 1e-6
+
+
+@pytest.mark.parametrize("names", [("position_ids",), ("seq_idx",), ("cu_seq_lens_q", "position_ids", "seq_idx")])
+def test_what_collators_send_is_packed(names: tuple[str, ...]) -> None:
+    model, x = make(), prompt(1, 100)
+    lengths = torch.tensor([40, 1, 59])
+    said = {
+        "position_ids": torch.cat([torch.arange(n) for n in lengths.tolist()])[None].cuda(),
+        "seq_idx": torch.repeat_interleave(torch.arange(3), lengths)[None].cuda(),
+        "cu_seq_lens_q": torch.tensor([0, 40, 41, 100], dtype=torch.int32).cuda(),
+    }
+    with torch.no_grad():
+        truth = torch.cat([model(part).logits for part in x.split(lengths.tolist(), 1)], 1)
+        found = model(x, **{name: said[name] for name in names}).logits
+    assert relative_error(found, truth) < 1e-4
+    if "cu_seq_lens_q" not in names:
+        with pytest.raises(ValueError, match="packed sequences need batch size 1"):
+            model(x.expand(2, -1), **{name: said[name] for name in names})
+
+
+def test_offsets_are_not_waited_for() -> None:
+    """With offsets given, nothing of the packing reads from the device."""
+    model, x = make(), prompt(1, 100)
+    offsets = torch.tensor([0, 40, 100], dtype=torch.int32).cuda()
+    places = torch.cat([torch.arange(40), torch.arange(60)])[None].cuda()
+    options = {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets.clone(), "position_ids": places, "max_length_q": 60}
+    with torch.no_grad():
+        model(x, **options)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            model(x, **options)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_last_gpu_is_one_too() -> None:
+    device = f"cuda:{torch.cuda.device_count() - 1}"
+    model = make(weights_dtype(device)).to(device)
+    assert model.dtype == torch.bfloat16
+    list(stream(model, prompt(1, 8).to(device), max_new_tokens=4))
+    cache = QEDCache()
+    with torch.no_grad():
+        for token in prompt(1, 4).to(device).split(1, 1):
+            model(token, past_key_values=cache, use_cache=True)
+    assert cache.decoder is not None
+    assert cache.decoder.device == torch.device(device)

@@ -1,5 +1,8 @@
 """The same theorems on a CUDA device, for the forms that run there."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -58,3 +61,48 @@ def test_nothing_waits_for_the_device() -> None:
         erase_write_step(**token, state=inputs["initial_state"])
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("offsets", [[0, 50, 500], [0, 80, 40, 100], [0, 90], [7, 100]])
+def test_offsets_that_make_no_sense_stop_the_kernels(offsets: list[int]) -> None:
+    """By a device-side assertion, in a process of its own, which is lost then."""
+    code = f"""
+import torch
+from qed.ops import erase_write
+from qed.testing import Case
+inputs = Case(tokens=100, state=False).inputs(torch.float32, device="cuda")
+good, bad = (torch.tensor(x, device="cuda") for x in ([0, 40, 40, 100], {offsets}))
+erase_write(**inputs, cu_seqlens=good, impl="triton")
+torch.cuda.synchronize()
+print("good", flush=True)
+try:
+    erase_write(**inputs, cu_seqlens=bad, impl="triton")
+    torch.cuda.synchronize()
+    print("not noticed", flush=True)
+except RuntimeError as error:
+    print("noticed" if "device-side assert" in str(error) else error, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split("\n")[:2] == ["good", "noticed"], done.stdout + done.stderr[-2000:]
+    assert "cu_seqlens: expected" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_packed_sequences_wait_for_nothing() -> None:
+    inputs = Case(tokens=200, state=False).inputs(torch.float32, device="cuda")
+    offsets = torch.tensor([0, 70, 70, 71, 200], device="cuda")
+    erase_write(**inputs, cu_seqlens=offsets, impl="triton")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        erase_write(**inputs, cu_seqlens=offsets, impl="triton")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_autocast_changes_no_bit() -> None:
+    inputs = Case(tokens=70, decay="head").inputs(torch.float32, device="cuda")
+    for impl in ("reference", "chunkwise", "triton"):
+        truth = run(inputs, impl=impl)
+        with torch.autocast("cuda", torch.bfloat16):
+            found = run(inputs, impl=impl)
+        assert all(torch.equal(x, truth[name]) for name, x in found.items()), impl

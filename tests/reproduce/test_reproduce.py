@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import lzma
+import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -44,9 +46,23 @@ def go(plan: Plan, out: Path, **more: object) -> tuple[int, str]:
     return status, console.export_text()
 
 
+def _only(out: Path, name: str) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
+    status, _ = go(tiny(), out, only=[name], jobs=1)
+    os._exit(status)
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made by two processes started together, a training each, as on several machines over one folder."""
     out = tmp_path_factory.mktemp("reproduce") / "mini"
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=_only, args=(out, name)) for name in ("gdn2-0", "qed-0")]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0], (out.parent / "said").read_text()
     status, said = go(tiny(), out)
     assert status == 0, said
     assert "Retrieval has not been learned at the training length by GDN-2 seed 0" in said
@@ -140,7 +156,7 @@ def test_a_unit_that_fails_is_said(tmp_path: Path) -> None:
     status, said = go(plan, tmp_path / "out")
     assert status == run.FAILED
     assert "gdn2-0 failed; the end of" in said
-    assert "corpus: expected more than 32768 tokens for one window, got 11089" in said
+    assert "expected more than 32768 tokens, got " in said
 
 
 @pytest.mark.parametrize("scale", PLANS)

@@ -39,15 +39,6 @@ def numbers(out: Path) -> list[tuple[object, ...]]:
     return [tuple(json.dumps(row.get(name)) for name in fields) for row in rows]
 
 
-@pytest.fixture(scope="module")
-def whole(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing happened to."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    torch.set_num_threads(1)
-    assert train(build("mini", settings(corpus)), out, device="cpu", console=QUIET) == 0
-    return out
-
-
 def test_it_learns_and_writes_what_it_should(whole: Path) -> None:
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(30))

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..data.shards import TokenShards, write_json
+from ..data.shards import TokenShards
 from ..eval.prompts import Options
 from ..eval.run import Evaluation
+from ..files import write_json, write_text
 from ..testing import environment, git_state
 from . import eigenvalues, figures, tables
 from .conclusions import conclusions
@@ -122,10 +123,8 @@ def write(base: Path, out: Path, console: Console | None = None) -> Path:
         text += ["## Not finished or damaged, and so shown as missing", "", *(f"- {x}" for x in problems), ""]
     text += [f"![{title}](figures/{name}.png)\n" for name, (title, _) in drawn.items()]
     text += [table.markdown() for table in made]
-    (out / "report.md").write_text("\n".join(text))
-    part = out / "report.html.part"
-    part.write_text(page)
-    part.replace(out / "report.html")
+    write_text(out / "report.md", "\n".join(text))
+    write_text(out / "report.html", page)
     return out / "report.html"
 
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from ..eval.prompts import NEEDLES
 from ..eval.recall import DATASETS
-from ..eval.records import by_index, lines, read_json
+from ..eval.records import by_index, read_json
 from ..eval.run import TASKS
 from ..model.config import QEDConfig
+from ..train.metrics import read_metrics
 
 # Fields that two results must share to stand in one table.
 SHARED = ("task", "length", "tokenizer", "prompts", "variant", "sizing", "context", "max_length", "bos")
@@ -192,11 +193,9 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         path = plain_or_packed(self.path / "metrics.jsonl")
-        try:
-            return list(lines(path)) if path.exists() else []
-        except ValueError as error:
-            self._problems.append(str(error))
-            return []
+        rows, problems = read_metrics(path) if path.exists() else ([], [])
+        self._problems.extend(problems)
+        return rows
 
     @property
     def validation_loss(self) -> float | None:

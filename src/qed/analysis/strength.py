@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..data.shards import write_json
 from ..eval.prompts import Options
 from ..eval.run import Evaluation, evaluate
+from ..files import write_json
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
 from .results import Result, discordant, folder

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..files import PART, create, read_json, write_bytes
 
 FORMAT = 1
 
@@ -30,12 +33,6 @@ class Shard:
     sha256: str
 
 
-def write_json(path: Path, value: Any) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=2) + "\n")
-    part.replace(path)
-
-
 class ShardWriter:
     """Appends documents; holds one shard's starts and one buffer, however large the corpus."""
 
@@ -45,7 +42,7 @@ class ShardWriter:
 
     def _open(self) -> None:
         self.name = f"tokens-{len(self.done):05d}.bin"
-        self.file = (self.folder / (self.name + ".part")).open("wb")
+        self.file = create(self.folder / (self.name + PART))
         self.starts: list[int] = []
         self.tokens, self.hash = 0, hashlib.sha256()
 
@@ -54,9 +51,9 @@ class ShardWriter:
         for tokens in documents:
             self.starts.append(self.tokens)
             self.tokens += len(tokens)
-        data = np.concatenate(documents).astype(self.dtype).tobytes() if documents else b""
-        self.file.write(data)
-        self.hash.update(data)
+            data = tokens.astype(self.dtype).tobytes()
+            self.file.write(data)
+            self.hash.update(data)
         if self.tokens < self.shard_tokens:
             return False
         self.finish()
@@ -65,14 +62,15 @@ class ShardWriter:
 
     def finish(self) -> None:
         """Close and name the shard at hand, if there is anything in it."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
         self.file.close()
-        part = self.folder / (self.name + ".part")
+        part = self.folder / (self.name + PART)
         if not self.starts:
             part.unlink()
             return
-        starts = self.folder / self.name.replace("tokens", "starts")
-        starts.with_name(starts.name + ".part").write_bytes(np.array(self.starts, np.uint64).tobytes())
-        starts.with_name(starts.name + ".part").replace(starts)
+        starts = np.array(self.starts, np.uint64).tobytes()
+        write_bytes(self.folder / self.name.replace("tokens", "starts"), starts)
         part.replace(self.folder / self.name)
         shard = Shard(file=self.name, tokens=self.tokens, documents=len(self.starts), sha256=self.hash.hexdigest())
         self.done.append(shard)
@@ -84,12 +82,18 @@ class TokenShards:
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
         try:
-            self.index = json.loads((self.folder / "index.json").read_text())
-        except (OSError, json.JSONDecodeError) as error:
+            self.index = read_json(self.folder / "index.json")
+        except (OSError, ValueError) as error:
             raise ValueError(f"{folder}: expected what `qed prepare` finished, got no index: {error}") from error
-        if self.index.get("format") != FORMAT:
-            raise ValueError(f"{folder}: this version reads shards of format {FORMAT}, got {self.index.get('format')}")
-        self.parts = [self._map(Shard(**shard)) for shard in self.index["shards"]]
+        if not isinstance(self.index, dict) or self.index.get("format") != FORMAT:
+            got = self.index.get("format") if isinstance(self.index, dict) else str(self.index)[:100]
+            raise ValueError(f"{folder}: this version reads shards of format {FORMAT}, got {got}")
+        try:
+            shards = [Shard(**shard) for shard in self.index["shards"]]
+            self.identity = _identity(self.index)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{folder}/index.json: expected what `qed prepare` wrote, got {error}") from error
+        self.parts = [self._map(shard) for shard in shards]
         self.ends = np.cumsum([len(part) for part in self.parts])
 
     def _map(self, shard: Shard) -> np.ndarray:
@@ -121,10 +125,24 @@ class TokenShards:
     def verify(self) -> None:
         """Read everything and compare with the checksums."""
         for shard in self.index["shards"]:
-            with (self.folder / shard["file"]).open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != shard["sha256"]:
-                raise ValueError(f"{self.folder / shard['file']}: expected sha256 {shard['sha256']}, got {digest}")
+            verify(self.folder, Shard(**shard))
+
+
+def verify(folder: Path, shard: Shard) -> None:
+    """ValueError unless a shard's file is what was written."""
+    try:
+        with (folder / shard.file).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        digest = "no file"
+    if digest != shard.sha256:
+        raise ValueError(f"{folder / shard.file}: expected sha256 {shard.sha256}, got {digest}")
+
+
+def _identity(index: dict[str, Any]) -> str:
+    """sha256 of what the index says of the tokens: which, by their own sums, and of which tokenizer."""
+    about = {name: index[name] for name in ("dtype", "vocab_size", "tokenizer_sha256", "shards")}
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def shard_dicts(shards: list[Shard]) -> list[dict[str, Any]]:

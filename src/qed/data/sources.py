@@ -30,6 +30,15 @@ class SourceError(ValueError):
 
 def documents(source: str, column: str = "text") -> Iterator[str]:
     """The texts of a source."""
+    for number, text in enumerate(_texts(source, column), 1):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON can spell half a character
+            raise SourceError(f"{source}: document {number}: expected Unicode text, got {error}") from error
+        yield text
+
+
+def _texts(source: str, column: str) -> Iterator[str]:
     if source.startswith("hf:"):
         yield from _hub(source, column)
     elif source.startswith("synthetic:"):
@@ -37,6 +46,24 @@ def documents(source: str, column: str = "text") -> Iterator[str]:
     else:
         for path in files(source):
             yield from _file(path, column)
+
+
+def check(source: str, column: str = "text") -> None:
+    """SourceError unless a source has a first document."""
+    if next(documents(source, column), None) is None:
+        raise SourceError(f"SOURCE: expected documents, got none from {source}")
+
+
+def identity(source: str) -> dict[str, str]:
+    """sha256 of every file of a source by its name; of a dataset of the hub and of built-in documents nothing."""
+    if source.startswith(("hf:", "synthetic:")):
+        return {}
+    base, found = Path(source), {}
+    for path in files(source):
+        with path.open("rb") as file:
+            name = str(path.relative_to(base)) if base.is_dir() else path.name
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def part(texts: Iterator[str], which: str) -> Iterator[str]:
@@ -79,7 +106,9 @@ def _file(path: Path, column: str) -> Iterator[str]:
 
 
 def _jsonl(path: Path, lines: IO[str], column: str) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
+    number = 0
+    for line in lines:
+        number += 1
         if not line.strip():
             continue
         try:
@@ -90,6 +119,7 @@ def _jsonl(path: Path, lines: IO[str], column: str) -> Iterator[str]:
         if not isinstance(text, str):
             got = f"keys {sorted(row)}" if isinstance(row, dict) else type(row).__name__
             raise SourceError(f"{path}:{number}: expected a text under {column!r}, got {got}")
+        line = row = ""  # a long document is not kept twice while it is worked on
         yield text
 
 
@@ -126,7 +156,13 @@ def _hub(source: str, column: str) -> Iterator[str]:
     except ImportError as error:
         raise SourceError(f"{source}: the hub needs the `data` extra: pip install 'qed-attention[data]'") from error
     name, config, split = (*source.removeprefix("hf:").split(":"), "", "")[:3]
-    for row in load_dataset(name, config or None, split=split or "train", streaming=True):
+    if not name:
+        raise SourceError(f"SOURCE: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT, got {source}")
+    try:
+        rows = load_dataset(name, config or None, split=split or "train", streaming=True)
+    except Exception as error:
+        raise SourceError(f"{source}: expected a dataset that can be read, got: {error}") from error
+    for row in rows:
         if not isinstance(row.get(column), str):
             raise SourceError(f"{source}: expected a text under {column!r}, got columns {sorted(row)}")
         yield row[column]

@@ -18,12 +18,18 @@ WORDS = "words:"  # words:N takes the N most frequent words
 END = "<|end|>"
 
 
+def is_trained(name: str) -> bool:
+    """Whether `name` asks for a tokenizer made of the corpus itself. ValueError if it does so in a wrong way."""
+    if name.startswith(BYTE_LEVEL):
+        return _size(name, least=257) > 0
+    return name.startswith(WORDS) and _size(name, least=3) > 0
+
+
 def load(name: str, texts: Iterable[str] = ()) -> Tokenizer:
     """`name`: a .model or .json file, or bpe:N or words:N to make one of `texts`."""
-    if name.startswith(BYTE_LEVEL):
-        return train(texts, _size(name, least=257))
-    if name.startswith(WORDS):
-        return words(texts, _size(name, least=3))
+    if is_trained(name):
+        kind, _, size = name.partition(":")
+        return {BYTE_LEVEL: train, WORDS: words}[f"{kind}:"](texts, int(size))
     path = Path(name)
     if not path.is_file():
         raise ValueError(f"--tokenizer: expected a .model or .json file, bpe:N or words:N, got {name}: no such file")
@@ -31,9 +37,12 @@ def load(name: str, texts: Iterable[str] = ()) -> Tokenizer:
         return from_sentencepiece(path)
     if path.suffix == ".json":
         try:
-            return Tokenizer.from_file(str(path))
+            found = Tokenizer.from_file(str(path))
         except Exception as error:
             raise ValueError(f"--tokenizer: expected a tokenizer.json, got {name}: {error}") from error
+        found.no_truncation()  # some files ask for it; a document is taken whole
+        found.no_padding()
+        return found
     raise ValueError(f"--tokenizer: expected a .model or .json file, bpe:N or words:N, got {name}")
 
 

@@ -15,12 +15,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from ..data import tokenization
-from ..data.shards import write_json
+from ..files import write_json
+from ..model.base import weights_dtype
 from ..model.loading import load
 from ..testing import environment, git_state
 from . import niah, recall
@@ -55,8 +55,7 @@ def harness_model() -> Any:
 
     class QEDLM(HFLM):  # type: ignore[misc]
         def __init__(self, pretrained: str, strength: float = 1.0, device: str = "cpu", **options: Any):
-            dtype = torch.bfloat16 if str(device).startswith("cuda") else torch.float32
-            model = load(Path(pretrained), dtype=dtype, device=device)
+            model = load(Path(pretrained), dtype=weights_dtype(device), device=device)
             model.set_strength_scale(float(strength))
             tokenizer = as_transformers(tokenization.load(str(Path(pretrained) / "tokenizer.json")))
             super().__init__(pretrained=model, tokenizer=tokenizer, **({"max_length": LONGEST} | options))

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer
 
 from ..data import tokenization
-from ..data.shards import write_json
+from ..files import write_json
 from . import keys, niah, pairs, recall
 from .records import (
     digest,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.shards import write_json
+from ..files import replacing, write_bytes, write_json
 
 
 def digest(value: Any) -> str:
@@ -84,21 +84,17 @@ def _row(line: str, where: str) -> dict[str, Any]:
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """All or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
+    with replacing(path) as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    part.replace(path)
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
 
 
 def write_rows(path: Path, rows: list[list[int]]) -> None:
     """Rows of tokens, all or nothing."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    with replacing(path) as file:
         np.savez(
             file, tokens=np.concatenate([np.array(x, np.uint32) for x in rows]), sizes=np.array(list(map(len, rows)))
         )
-    part.replace(path)
 
 
 def read_rows(path: Path) -> list[list[int]]:
@@ -160,9 +156,7 @@ class Results:
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if whole != data:
-            part = self.path.with_name(self.path.name + ".part")
-            part.write_bytes(whole)
-            part.replace(self.path)
+            write_bytes(self.path, whole)
         return by_index(self.path)
 
     def add(self, rows: list[dict[str, Any]]) -> None:

@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 
 from ..data import tokenization
 from ..data.shards import TokenShards
+from ..locks import held
+from ..model.base import weights_dtype
 from ..model.causal_lm import QEDForCausalLM
 from ..model.loading import load
 from ..ops import explain
@@ -36,7 +38,7 @@ class Evaluation:
             raise ValueError(f"CHECKPOINT: expected a folder that save_pretrained wrote, got {checkpoint}")
         self.options, self.device, self.console = options, device, console
         self.tokenizer = matching_tokenizer(checkpoint, tokenizer)
-        self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.dtype = weights_dtype(device)
         self.model: QEDForCausalLM = load(checkpoint, dtype=self.dtype, device=device)
         self.model.set_strength_scale(options.strength)
         size, vocabulary = self.model.config.vocab_size, self.tokenizer.get_vocab_size()
@@ -155,7 +157,7 @@ class Evaluation:
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i].ids), i))
         batches = [order[i : i + self.options.batch] for i in range(0, len(order), self.options.batch)]
         _, end = tokenization.ends(self.tokenizer)
-        ends = {end} | ({self.model.config.eos_token_id} - {None})
+        ends = {end} | self.model.end_tokens()
         start = time.perf_counter()
         with progress(self.console) as bar:
             shown = bar.add_task(name, total=len(prompts), completed=len(results.rows))
@@ -226,7 +228,10 @@ def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """Every task, and a needle task at every length. Returns results by name."""
     run = Evaluation(checkpoint, tokenizer, options, device, console)
-    found = {name: job() for name, job in run.jobs(tasks, out).items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, job in run.jobs(tasks, out).items():
+        with held(out, f"eval-{name}"):
+            found[name] = job()
     table = Table("", "correct", "of", "prompt tokens", "seconds", title=str(checkpoint))
     for name, x in found.items():
         if "correct" in x:

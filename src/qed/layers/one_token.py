@@ -8,19 +8,18 @@ library's, with norms and SwiGLU's product beside them. The layers' torch functi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..ops.launching import FUSED, early, on_its_device, power_of_two
 from . import prologue
+from .convolution import ShortConvolution
 from .fused import has_kernels
 from .linear import Linear, ResidualProjection
 from .mixer import Mixer
+from .mlp import SwiGLU
 from .norm import GatedRMSNorm, RMSNorm
-
-if TYPE_CHECKING:
-    from .mlp import SwiGLU
 
 NUMBERS = 8192  # of a matrix, in one program of `vector_kernel`
 LARGEST = 2**15  # state of a head: more do not fit a program's registers
@@ -28,9 +27,13 @@ MOST = 128  # sequences: for more, the state's columns are better spread over pr
 
 
 def runs(block: Any, batch: int) -> bool:
-    """Whether a block is run so: for few sequences, a mixer whose rule its row says, and matrices as they were made."""
-    mixer = block.mixer
-    if batch > MOST or not (isinstance(mixer, Mixer) and has_kernels(block.mlp.down_proj.weight)):
+    """Whether a block is run so: for few sequences, a mixer whose rule its row says, and all parts as made."""
+    mixer, mlp = block.mixer, block.mlp
+    if batch > MOST or not (_is_ours(mixer, Mixer) and _is_ours(mlp, SwiGLU)):
+        return False
+    norms = all(_is_ours(x, RMSNorm) for x in (block.mixer_norm, block.mlp_norm))
+    norms = norms and any(_is_ours(mixer.o_norm, kind) for kind in (RMSNorm, GatedRMSNorm))
+    if not (norms and _is_ours(mixer.conv, ShortConvolution) and has_kernels(block.mlp_norm.weight)):
         return False
     low_rank = [x for x in (mixer.f_proj, mixer.g_proj) if x is not None]
     ours = all(_is(x, Linear) for x in (mixer.in_proj, block.mlp.gate_up_proj, *low_rank))
@@ -54,7 +57,7 @@ def block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor
 
 def project(linear: nn.Linear, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
     """linear(x) of x [B, ·] with the norm before it or the residual stream behind it."""
-    if _in_one_kernel(linear, x):
+    if _in_one_kernel(linear, x) and (norm is None or _is_ours(norm, RMSNorm)):
         return times_vector(x, linear.weight, norm, residual, swiglu=False)
     x = x if norm is None else norm(x)
     return linear(x) if residual is None else linear(x, residual)
@@ -126,4 +129,9 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
 
 def _is(linear: nn.Module, kind: type[nn.Linear]) -> bool:
     """As it was made: neither adapted nor quantised."""
-    return type(linear) is kind and type(linear.weight.data) is Tensor
+    return _is_ours(linear, kind) and type(linear.weight.data) is Tensor
+
+
+def _is_ours(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Of that very class, and run as the class says."""
+    return type(module) is kind and "forward" not in module.__dict__

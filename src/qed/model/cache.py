@@ -25,6 +25,8 @@ class QEDCache(Cache):
         self.states: dict[int, State] = {}
         self.tokens = 0  # columns read, padding included
         self.decoder: Decoder | None = None  # whose memory the states are, if they are a decoder's
+        self.generating = False  # whether the next call is one step further of a running `generate` …
+        self.checked: Decoder | None = None  # … and the decoder that its first step found to be the model's
 
     def attach(self, decoder: Decoder) -> None:
         self.states, self.decoder = dict(enumerate(decoder.states)), decoder

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
 from ..layers import Attention, Mixer, RMSNorm, Sequences, SwiGLU
 from ..layers.product_operator import product_operator
 from ..layers.sequences import DENSE
 from ..ops.registration import SAVING_OPS
+from .arguments import offsets, refuse_unknown, wants_hidden_states
+from .base import QEDPreTrainedModel
 from .cache import QEDCache
 from .config import ATTENTION, QEDConfig
-from .generation import can_decode_fast, decoder_of
-from .initialization import initialize
+from .generation import Decoder, decoder_of
 
 _KEPT: set[Any] = {
     *(torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *SAVING_OPS.values()),
@@ -96,49 +96,6 @@ class QEDBlock(nn.Module):
         return self.mlp(self.mlp_norm(x), residual=x), state if keeps_state else None
 
 
-class QEDPreTrainedModel(PreTrainedModel):
-    config_class = QEDConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ("QEDBlock",)
-    _keep_in_fp32_modules_strict = ("A_log", "dt_bias", "theta", "random_direction")
-    _supports_sdpa = True
-
-    def _init_weights(self, module: nn.Module) -> None:
-        initialize(module, self.config)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but whole or not at all: safetensors only, every tensor there and of its shape."""
-        if kwargs.setdefault("use_safetensors", True) is not True:
-            raise ValueError("use_safetensors: pickles are not read, they can run code; expected True, got False")
-        folder = Path(str(pretrained_model_name_or_path))
-        pickles = [x.name for x in folder.glob("*.bin")] if not any(folder.glob("*.safetensors*")) else []
-        if pickles:
-            raise ValueError(f"{folder}: expected model.safetensors, got {', '.join(pickles)}: pickles can run code")
-        wants_info = kwargs.pop("output_loading_info", False)
-        try:
-            model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
-            )
-        except SafetensorError as error:
-            raise ValueError(f"{folder}: expected safetensors, got a damaged file: {error}") from error
-        problems = [f"{name}: {list(found)} in the checkpoint, {list(expected)} in the model"
-                    for name, found, expected in info["mismatched_keys"]]  # fmt: skip
-        problems += [f"{name}: not in the checkpoint" for name in sorted(info["missing_keys"])]
-        problems += [f"{name}: not in the model" for name in sorted(info["unexpected_keys"])]
-        if problems:
-            shown = "\n  ".join(problems[:10]) + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
-            raise ValueError(f"{pretrained_model_name_or_path}: not this model's checkpoint:\n  {shown}")
-        return (model, info) if wants_info else model
-
-    def set_strength_scale(self, scale: float) -> None:
-        """λ → scale · λ at every token, in prefill and decoding (the paper's s). Layers without λ are unchanged."""
-        for module in self.modules():
-            if isinstance(module, Mixer):
-                module.strength_scale = float(scale)
-
-
 class QEDModel(QEDPreTrainedModel):
     def __init__(self, config: QEDConfig):
         super().__init__(config)
@@ -148,6 +105,7 @@ class QEDModel(QEDPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -156,28 +114,58 @@ class QEDModel(QEDPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         cu_seqlens: Tensor | None = None,
-        **_: Any,
+        position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
+        seq_idx: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **unknown: Any,
     ) -> BaseModelOutputWithPast:
         """
         Args:
             attention_mask: [B, tokens before + T], 0 at padding, anywhere.
             past_key_values: where to go on from; changed in place.
             cu_seqlens: offsets [N + 1] of N sequences packed along T; then B = 1, and there is no mask and no cache.
+            position_ids, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, seq_idx: the same as collators of
+                transformers and TRL say it; see `arguments.offsets`. Without a mask or a cache, position_ids that
+                begin again mean packed sequences; if they come alone, a GPU is waited for to read them.
+            output_hidden_states: also return the embeddings and what every block gave, the last after the norm.
+            return_dict: False for a tuple.
         """
+        if unknown:
+            refuse_unknown(QEDModel.forward, unknown)
+        wanted = wants_hidden_states(self.config, output_hidden_states, output_attentions)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids, inputs_embeds: expected exactly one of them")
         # A copy: layers may write over the residual stream.
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds.clone()
         if torch.is_autocast_enabled(x.device.type):  # the residual stream is in low precision too
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        sequences = self._sequences(x, attention_mask, past_key_values, cu_seqlens)
+        packed = offsets(
+            *x.shape[:2],
+            cu_seqlens=cu_seqlens,
+            cu_seq_lens_q=cu_seq_lens_q,
+            cu_seq_lens_k=cu_seq_lens_k,
+            seq_idx=seq_idx,
+            position_ids=position_ids,
+            max_length_q=max_length_q,
+            max_length_k=max_length_k,
+            continues=attention_mask is not None or past_key_values is not None,
+        )
+        sequences = self._sequences(x, attention_mask, past_key_values, packed)
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
-        if cu_seqlens is not None:
+        if packed is not None:
             use_cache = False
         if use_cache and past_key_values is None:
             past_key_values = QEDCache()
+        seen: list[Tensor] = []
         x = sequences.align(x)
         for i, layer in enumerate(self.layers):
+            if wanted:
+                seen.append(sequences.restore(x).clone())  # blocks may write over x
             state = None if past_key_values is None else past_key_values.get(i)
             run = partial(self._gradient_checkpointing_func, layer.__call__) if self._checkpoints() else layer
             x, state = run(x, state, sequences, use_cache)
@@ -186,24 +174,22 @@ class QEDModel(QEDPreTrainedModel):
         if use_cache and past_key_values is not None:
             past_key_values.tokens += x.shape[1]
         x = sequences.restore(self.norm(x))
-        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values if use_cache else None)
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=(*seen, x) if wanted else None,
+        )
 
     def _checkpoints(self) -> bool:
         return self.gradient_checkpointing and self.training
 
-    def _sequences(
-        self, x: Tensor, mask: Tensor | None, cache: QEDCache | None, cu_seqlens: Tensor | None
-    ) -> Sequences:
+    def _sequences(self, x: Tensor, mask: Tensor | None, cache: QEDCache | None, packed: Tensor | None) -> Sequences:
         if cache is not None and not isinstance(cache, QEDCache):
             raise TypeError(f"past_key_values: expected a QEDCache, got {type(cache).__name__}")
-        if cu_seqlens is not None:
-            if mask is not None or cache is not None:
-                raise ValueError("cu_seqlens: packed sequences go with neither an attention_mask nor a cache")
-            if x.shape[0] != 1:
-                raise ValueError(f"cu_seqlens: packed sequences need batch size 1, got {x.shape[0]}")
-            return Sequences(cu_seqlens=cu_seqlens)
-        if mask is None or (x.shape[1] == 1 and cache is not None and cache.is_initialized):
-            return DENSE  # a token that is being decoded exists
+        if packed is not None:
+            return Sequences(cu_seqlens=packed)
+        if mask is None:
+            return DENSE
         before = 0 if cache is None else cache.tokens
         if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
             expected = f"[{x.shape[0]}, {before + x.shape[1]}]"
@@ -213,6 +199,7 @@ class QEDModel(QEDPreTrainedModel):
 
 class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    accepts_loss_kwargs = True  # transformers' Trainer then passes `num_items_in_batch`
 
     def __init__(self, config: QEDConfig):
         super().__init__(config)
@@ -232,6 +219,7 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head = new_embeddings
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -242,25 +230,51 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
-        **_: Any,
+        position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
+        seq_idx: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **unknown: Any,
     ) -> CausalLMOutputWithPast:
         """`labels` like input_ids: shifted here, −100 ignored, and no sequence predicts the next one's first token.
-        `logits_to_keep`: how many positions from the end, or which. Other arguments as in `QEDModel`."""
-        if self._decodes(input_ids, past_key_values, use_cache, labels):
-            assert input_ids is not None
-            assert past_key_values is not None
-            decoder = decoder_of(self, input_ids.shape[0])
-            decoder.start(past_key_values)
-            past_key_values.tokens += 1
-            logits = decoder.step(input_ids)[:, None].clone()
-            return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+        `num_items_in_batch`: what to divide the sum of losses by instead of how many there are here; a batch that comes
+        in pieces then has the same loss and gradient as the whole. `logits_to_keep`: how many positions from the end,
+        or which. Other arguments as in `QEDModel`."""
+        if unknown:
+            refuse_unknown(QEDForCausalLM.forward, unknown)
+        hidden_states = wants_hidden_states(self.config, output_hidden_states, output_attentions)
+        said: dict[str, Any] = {"cu_seqlens": cu_seqlens, "seq_idx": seq_idx}
+        said |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+        plain = attention_mask is None and labels is None and not hidden_states
+        if plain and all(x is None for x in said.values()):
+            decoder = self._decoder(input_ids, past_key_values, use_cache)
+            if decoder is not None:
+                return self._decoded(decoder, input_ids, past_key_values)
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        packed = None
+        if given is not None:
+            packed = offsets(
+                *given.shape[:2],
+                **said,
+                position_ids=position_ids,
+                max_length_q=max_length_q,
+                max_length_k=max_length_k,
+                continues=attention_mask is not None or past_key_values is not None,
+            )
         found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            cu_seqlens=cu_seqlens,
+            cu_seqlens=packed,
+            output_hidden_states=hidden_states,
+            return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         hidden = found.last_hidden_state if isinstance(kept, int) else found.last_hidden_state[:, kept]
@@ -269,24 +283,61 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
         if labels is not None:
             if not isinstance(kept, int):
                 raise ValueError("labels: a loss needs every position's logits; logits_to_keep must be 0")
-            loss = causal_loss(logits, labels, cu_seqlens)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
+            loss = causal_loss(logits, labels, packed, num_items_in_batch)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=found.past_key_values, hidden_states=found.hidden_states
+        )
 
-    def _decodes(self, input_ids: Any, cache: Any, use_cache: bool | None, labels: Tensor | None) -> bool:
-        """Whether this is one token of a generation on a GPU, which a captured step does faster."""
-        return (
+    def _decoder(self, input_ids: Any, cache: Any, use_cache: bool | None) -> Decoder | None:
+        """Where this is one token of a generation on a GPU, what does it faster: a captured step."""
+        decodes = (
             input_ids is not None
             and input_ids.is_cuda
             and input_ids.shape[1] == 1
             and isinstance(cache, QEDCache)
             and cache.is_initialized
             and use_cache is not False
-            and labels is None
             and not self.training
             and not torch.is_grad_enabled()
             and not torch.compiler.is_compiling()
             and not torch.cuda.is_current_stream_capturing()
-            and can_decode_fast(self)
+        )
+        return decoder_of(self, input_ids.shape[0], cache) if decodes else None
+
+    def _decoded(self, decoder: Decoder, tokens: Any, cache: Any) -> CausalLMOutputWithPast:
+        decoder.start(cache)
+        cache.tokens += 1
+        return CausalLMOutputWithPast(logits=decoder.step(tokens)[:, None].clone(), past_key_values=cache)
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: QEDCache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """As in transformers. From the second step on, `generate` itself has made the token of every row and has added
+        a column of ones to the mask for it: the mask says nothing then, and without it the step can be the captured
+        one. All these steps take the decoder of the first (`decoder_of`)."""
+        if isinstance(past_key_values, QEDCache):
+            # A prompt that is read in pieces comes without `next_sequence_length`, and its mask is the caller's.
+            continues = next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized
+            past_key_values.generating = continues
+            if continues:
+                attention_mask = None
+            else:
+                past_key_values.checked = None
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            is_first_iteration=is_first_iteration,
+            **kwargs,
         )
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
@@ -299,14 +350,23 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"] = QEDCache()
 
 
-def causal_loss(logits: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of every next token, in at least float32."""
+def causal_loss(
+    logits: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None, items: Tensor | int | None = None
+) -> Tensor:
+    """Mean cross-entropy of every next token, or their sum over `items`, in at least float32."""
+    if labels.shape != logits.shape[:2]:
+        raise ValueError(
+            f"labels: expected a token for every input, {list(logits.shape[:2])}, got {list(labels.shape)}"
+        )
     targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     if cu_seqlens is not None:
         last = (cu_seqlens[1:] - 1).clamp(min=0)
         targets = targets.index_fill(1, last.to(torch.int64), -100)
     wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
-    return nn.functional.cross_entropy(wide, targets.flatten())
+    if items is None:
+        return nn.functional.cross_entropy(wide, targets.flatten())
+    total = nn.functional.cross_entropy(wide, targets.flatten(), reduction="sum")
+    return total / (items.to(total.device) if isinstance(items, Tensor) else items)
 
 
 def recompute_cheap(model: QEDForCausalLM) -> None:

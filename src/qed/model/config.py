@@ -5,10 +5,15 @@ What the paper leaves open is marked: our choice, explained in the documentation
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import math
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from ..layers.norm import ACTIVATIONS
 from ..rules import RULES
@@ -21,7 +26,34 @@ SIZES: dict[str, dict[str, Any]] = {
     "mini": _NARROW | {"vocab_size": 512},
     "tiny": _NARROW | {"vocab_size": 256},
 }
+# The real numbers of a configuration, each with the least it can be; any finite one where that says nothing.
+LEAST = {
+    **dict.fromkeys(("expand_v", "lambda_max", "initializer_range", "norm_eps", "rope_theta"), 0.0),
+    **dict.fromkeys(("theta_init", "read_scale"), -sys.float_info.max),
+}
 ATTENTION = ("full_attention", "sliding_attention")
+
+# What transformers and its companions write into a config.json beside what `PreTrainedConfig` declares: where code,
+# quantisation and weights are, and fields of earlier versions that older files still have.
+_OTHERS = frozenset(
+    {"attn_implementation", "auto_map", "experts_implementation", "num_labels", "per_layer_config"}
+    | {"quantization_config", "compression_config", "transformers_weights", "tokenizer_class", "custom_pipelines"}
+    | {"add_cross_attention", "cross_attention_hidden_size", "finetuning_task", "is_decoder", "prefix", "pruned_heads"}
+    | {"sep_token_id", "decoder_start_token_id", "task_specific_params", "tie_encoder_decoder", "torchscript"}
+    | {"use_bfloat16", "tf_legacy_loss", "is_causal"}
+)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that `name` most resembles."""
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+
+
+def _is_of_transformers(name: str) -> bool:
+    """Whether a field belongs to transformers: private, declared by its configuration, or left from generation."""
+    if name.startswith("_") or name in _OTHERS or name in GenerationConfig._get_default_generation_params():
+        return True
+    return hasattr(PreTrainedConfig, name) and not callable(getattr(PreTrainedConfig, name))
 
 
 @strict
@@ -42,7 +74,10 @@ class QEDConfig(PreTrainedConfig):
         sliding_window, rope_theta: of softmax layers.
         initializer_range: standard deviation of weights; projections back into the residual stream get
             1/√(2 · layers) of it. (Open.)
-        tie_word_embeddings, norm_eps, use_cache, bos_token_id, eos_token_id, pad_token_id: as the names say.
+        tie_word_embeddings, norm_eps, use_cache, bos_token_id, eos_token_id, pad_token_id: as the names say. There may
+            be several tokens that end a text: `eos_token_id` is one or a list of them.
+
+    A field that is neither here nor one of transformers' own is refused.
     """
 
     model_type = "qed"
@@ -71,15 +106,26 @@ class QEDConfig(PreTrainedConfig):
     norm_eps: float = 1e-5
     use_cache: bool = True
     bos_token_id: int | None = 1
-    eos_token_id: int | None = 2
+    eos_token_id: int | list[int] | None = 2
     pad_token_id: int | None = None
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.layer_types is None:
+        self.check_names(name for name in kwargs if not _is_of_transformers(name))
+        if self.layer_types is None and type(self.num_hidden_layers) is int:
             self.layer_types = [self.rule] * self.num_hidden_layers
         super().__post_init__(**kwargs)
         self.check()
+
+    @classmethod
+    def check_names(cls, names: Iterable[str]) -> None:
+        """Raise ValueError for the first name that is not a field of a model's configuration."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"{name}: not a field of a model's configuration; the nearest is {nearest(name, known)}"
+                )
 
     @property
     def value_head_dim(self) -> int:
@@ -100,7 +146,16 @@ class QEDConfig(PreTrainedConfig):
         for name in (*sizes, "num_hidden_layers", "sliding_window"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected a positive whole number, got {getattr(self, name)!r}")
-        if self.rule not in RULES:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+                expected = "a number" if least == -sys.float_info.max else f"a number of {least:g} or more"
+                raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        for name in ("decay_rank", "output_gate_rank"):
+            rank = getattr(self, name)
+            if rank is not None and (type(rank) is not int or rank < 0):
+                raise ValueError(f"{name}: expected a whole number of 0 or more, or None, got {rank!r}")
+        if not isinstance(self.rule, str) or self.rule not in RULES:
             raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {self.rule!r}")
         if self.value_head_dim < 1 or self.value_head_dim != self.expand_v * self.head_dim:
             raise ValueError(

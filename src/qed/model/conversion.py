@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import write_bytes
 from ..layers import Mixer
 
 KINDS = ("gdn2", "kda", "gdn", "deltanet")
@@ -57,6 +58,7 @@ def from_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found |= {prefix + name: x for name, x in renamed.items()}
         found[f"{prefix}in_proj.weight"] = torch.cat(matrices)
         found[f"{prefix}conv.weight"] = torch.cat([x.squeeze(1) for x in taps])
+        _check_layer(kind, prefix, found)
     return found
 
 
@@ -72,16 +74,14 @@ def to_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if extra:
             known = ", ".join(KINDS)
             raise ValueError(f"{prefix}{extra[0]}: flash-linear-attention has no such rule; expected one of {known}")
+        _check_layer(kind, prefix, found)
         values = found[f"{prefix}o_proj.weight"].shape[1]
         keys = (found[f"{prefix}conv.weight"].shape[0] - values) // 2
         rank = found[f"{prefix}f_proj.weight"].shape[1] if kind in ("gdn2", "kda") else 0
-        heads = found[f"{prefix}A_log"].shape[0] if f"{prefix}A_log" in found else 0
+        heads = values // found[f"{prefix}o_norm.weight"].shape[0]
         matrix = found.pop(f"{prefix}in_proj.weight")
         sizes = {"q": keys, "k": keys, "v": values, "b": keys if kind == "gdn2" else heads, "w": values}
         sizes |= {"f": rank or heads}
-        if kind == "deltanet":  # nothing but the matrix itself tells its heads: what is left beside a gate, if any
-            left = matrix.shape[0] - 2 * keys - values
-            sizes["b"] = left - values if left > values else left
         named = {key: name for key, name in ROWS[kind].items() if key != "g"}
         rest = matrix.shape[0] - sum(sizes[key] for key in named)
         parts = matrix.split([*(sizes[key] for key in named), *([rest] if rest else [])])
@@ -92,6 +92,42 @@ def to_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         taps = found.pop(f"{prefix}conv.weight").unsqueeze(1).split([keys, keys, values])
         found |= {f"{prefix}{name}.weight": x.contiguous() for name, x in zip(CONVOLUTIONS, taps, strict=True)}
     return found
+
+
+def _check_layer(kind: str, prefix: str, weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless the tensors under `prefix`, in our form, have the names and shapes of a mixer with the
+    rule `kind`."""
+    given = {name.removeprefix(prefix): list(x.shape) for name, x in weights.items() if name.startswith(prefix)}
+    expected = _shapes(kind, prefix, given)
+    problems = [f"{name}: {shape}, but such a layer has none" for name, shape in given.items() if name not in expected]
+    problems += [f"{name}: not there, expected {shape}" for name, shape in expected.items() if name not in given]
+    both = [name for name in given if name in expected and given[name] != expected[name]]
+    problems += [f"{name}: expected {expected[name]}, got {given[name]}" for name in both]
+    if problems:
+        raise ValueError(f"{prefix or 'the layer'}: not of kind {kind}:\n  " + "\n  ".join(problems))
+
+
+def _shapes(kind: str, prefix: str, given: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """What a mixer of this kind has, by name, if its sizes are those that the given shapes say."""
+    ranks = ("f_proj.weight", "g_proj.weight") if kind in ("gdn2", "kda") else ()
+    for name in ("in_proj.weight", "conv.weight", "o_proj.weight", "o_norm.weight", *ranks):
+        dimensions = 1 if name == "o_norm.weight" else 2
+        if len(given.get(name, ())) != dimensions:
+            shape = given.get(name, "nothing")
+            raise ValueError(f"{prefix}{name}: expected {dimensions} dimensions in a layer of kind {kind}, got {shape}")
+    (rows, hidden), (channels, taps), (width,) = (given[f"{x}.weight"] for x in ("in_proj", "conv", "o_norm"))
+    values = given["o_proj.weight"][1]
+    keys, heads = (channels - values) // 2, values // max(width, 1)
+    if not heads or heads * width != values or 2 * keys + values != channels or keys < heads or keys % heads:
+        sizes = f"{channels} channels of the convolution, {values} values and {width} of a head"
+        raise ValueError(f"{prefix}conv.weight: not of kind {kind}: {sizes} do not go together")
+    options: dict[str, Any] = {"output_gate": None if rows < 2 * (keys + values) else "silu", "output_gate_rank": 0}
+    if ranks:
+        options = {"decay_rank": given["f_proj.weight"][1], "output_gate_rank": given["g_proj.weight"][1]}
+    options |= {"num_heads": heads, "head_dim": keys // heads, "value_head_dim": width}
+    with torch.device("meta"):
+        mixer = Mixer(hidden_size=hidden, rule=kind, conv_size=taps, **options)
+    return {name: list(x.shape) for name, x in mixer.state_dict().items()}
 
 
 def mixer_from_fla(kind: str, weights: Mapping[str, Tensor], *, num_heads: int, norm_eps: float = 1e-5) -> Mixer:
@@ -123,19 +159,19 @@ def mixer_from_fla(kind: str, weights: Mapping[str, Tensor], *, num_heads: int, 
 def convert_file(source: Path, target: Path, *, kind: str, to: str) -> int:
     """A safetensors file of layers, or of a whole model, into another; returns how many tensors it has."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file, save
 
     if target.exists():
         raise FileExistsError(f"{target} exists; it is not overwritten")
+    if source.exists() and not source.is_file():
+        raise ValueError(f"{source}: expected a safetensors file, got something that is no regular file")
     try:
         weights = load_file(source)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{source}: expected a safetensors file, got: {error}") from error
     found = from_fla(kind, weights) if to == "qed" else to_fla(kind, weights)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    save_file({name: x.contiguous() for name, x in found.items()}, part, metadata={"format": "pt"})
-    part.replace(target)
+    write_bytes(target, save({name: x.contiguous() for name, x in found.items()}, metadata={"format": "pt"}))
     return len(found)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..layers import Mixer, MixerState, one_token
 from ..layers.sequences import DENSE
+from .fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from .cache import QEDCache
@@ -64,8 +65,11 @@ def recurrent_mixers(model: QEDForCausalLM) -> list[Mixer]:
     return [block.mixer for block in model.model.layers if isinstance(block.mixer, Mixer)]
 
 
-def can_decode_fast(model: QEDForCausalLM) -> bool:
-    return len(recurrent_mixers(model)) == len(model.model.layers)
+def _is_plain(block: Any) -> bool:
+    """Whether a block is our own class, which `one_token.block_step` says once more, and runs as that says."""
+    from .causal_lm import QEDBlock
+
+    return type(block) is QEDBlock and "forward" not in block.__dict__
 
 
 def _block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor:
@@ -79,7 +83,7 @@ class Decoder:
     """States of `batch` sequences at fixed addresses, and a step from tokens to logits or to the next tokens."""
 
     def __init__(self, model: QEDForCausalLM, batch: int):
-        if not can_decode_fast(model):
+        if len(recurrent_mixers(model)) != len(model.model.layers):
             raise ValueError("a softmax layer's state grows: expected a model of recurrent layers alone")
         self._model = weakref.ref(model)
         self.device, dtype = model.lm_head.weight.device, model.lm_head.weight.dtype
@@ -89,13 +93,20 @@ class Decoder:
         self.owner: weakref.ref[QEDCache] | None = None
         self.graphs: dict[Sampling | None, torch.cuda.CUDAGraph] = {}
         compiled = torch.compile(_block_step, fullgraph=True) if self.device.type == "cuda" else _block_step
-        self.block_steps = [one_token.block_step if one_token.runs(x, batch) else compiled for x in model.model.layers]
+        self.block_steps = [
+            one_token.block_step if _is_plain(x) and one_token.runs(x, batch) else compiled for x in model.model.layers
+        ]
+
+    def is_for(self, model: QEDForCausalLM, batch: int) -> bool:
+        return self._model() is model and self.tokens.shape[0] == batch
 
     def start(self, cache: QEDCache) -> None:
         """Go on from where a cache is. Its states are this decoder's from then on, and change with every step."""
         before = None if self.owner is None else self.owner()
         if before is cache and cache.decoder is self:
             return
+        if cache.batch_size != self.tokens.shape[0]:
+            raise ValueError(f"past_key_values: expected {self.tokens.shape[0]} sequences, got {cache.batch_size}")
         if before is not None and before.decoder is self:
             before.detach()
         for i, mine in enumerate(self.states):
@@ -163,20 +174,32 @@ def _empty_state(mixer: Mixer, batch: int, dtype: torch.dtype, device: torch.dev
     return MixerState(conv, torch.zeros(shape, dtype=wide, device=device))
 
 
-_DECODERS: weakref.WeakKeyDictionary[Any, dict[Any, Decoder]] = weakref.WeakKeyDictionary()
+# Of every model its fingerprint, and the decoders that were made for it, by batch size.
+_DECODERS: weakref.WeakKeyDictionary[Any, tuple[Any, dict[int, Decoder]]] = weakref.WeakKeyDictionary()
 
 
-def decoder_of(model: QEDForCausalLM, batch: int) -> Decoder:
-    """The model's decoder for a batch size, made once; made anew when weights have moved or λ was scaled."""
-    mixers = recurrent_mixers(model)
-    weights = (model.lm_head.weight.data_ptr(), *(mixer.in_proj.weight.data_ptr() for mixer in mixers))
-    now = (weights, model.lm_head.weight.dtype, tuple(mixer.strength_scale for mixer in mixers))
-    kept = _DECODERS.setdefault(model, {})
-    for old in [key for key in kept if key[1] != now]:
-        del kept[old]
-    if (batch, now) not in kept:
-        kept[batch, now] = Decoder(model, batch)
-    return kept[batch, now]
+def decoder_of(model: QEDForCausalLM, batch: int, cache: QEDCache | None = None) -> Decoder | None:
+    """The model's decoder for a batch size; None where the model has to run as it is, layer by layer.
+
+    It is made once, and anew when anything of the model that a captured step holds on to has changed (`fingerprint`).
+    To look costs a fraction of a millisecond, so the steps of one `generate` look once, at the first: what a callback
+    changes in the model while `generate` runs acts from the next call on.
+    """
+    if cache is not None and cache.generating:
+        cache.generating = False
+        if cache.checked is not None and cache.checked.is_for(model, batch):
+            return cache.checked
+    found = fingerprint(model)
+    known, decoders = _DECODERS.get(model, (None, {}))
+    if known != found:
+        _DECODERS[model] = found, (decoders := {})
+    if found is None:
+        return None
+    if batch not in decoders:
+        decoders[batch] = Decoder(model, batch)
+    if cache is not None:
+        cache.checked = decoders[batch]
+    return decoders[batch]
 
 
 @torch.no_grad()
@@ -202,18 +225,20 @@ def continued(
     tokens = sampling.choose(logits)[:, None]
     yield tokens.clone()
     left = max_new_tokens - 1
-    if not can_decode_fast(model):
-        for _ in range(left):
-            tokens = sampling.choose(model(tokens, past_key_values=cache, use_cache=True).logits[:, -1])[:, None]
-            yield tokens
-        return
-    decoder = decoder_of(model, tokens.shape[0])
-    decoder.start(cache)
-    decoder.tokens.copy_(tokens)
     while left > 0:
-        part = []
-        for _ in range(min(left, STRIDE)):
-            decoder.advance(sampling)
-            part.append(decoder.tokens.clone())
+        # Whoever takes the tokens may have done anything in between: decoded something else, changed the model.
+        decoder = decoder_of(model, tokens.shape[0])
+        if decoder is None:
+            tokens = sampling.choose(model(tokens, past_key_values=cache, use_cache=True).logits[:, -1])[:, None]
+            part = [tokens]
+        else:
+            decoder.start(cache)
+            decoder.tokens.copy_(tokens)
+            part = []
+            for _ in range(min(left, STRIDE)):
+                decoder.advance(sampling)
+                part.append(decoder.tokens.clone())
+            tokens = part[-1]
+            cache.tokens += len(part)
         left -= len(part)
         yield torch.cat(part, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from .base import weights_dtype
 from .generation import Sampling, stream
 from .loading import load
 
@@ -36,17 +37,19 @@ def write(
         raise ValueError(f"{tokenizer}: no tokenizer there; name its folder with --tokenizer")
     if prompt != prompt.encode(errors="replace").decode():
         raise ValueError("PROMPT: expected text in UTF-8, got bytes that are none")
-    model = load(checkpoint, dtype=torch.bfloat16 if device == "cuda" else torch.float32, device=device)
+    model = load(checkpoint, dtype=weights_dtype(device), device=device)
     try:
-        encoder = AutoTokenizer.from_pretrained(tokenizer)
+        encoder = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except Exception as error:  # libraries below raise all kinds for a file that is no tokenizer
+        if "trust_remote_code" in str(error):
+            error = ValueError("it needs code of its own to run; code of a folder is not run")
         raise ValueError(f"--tokenizer: expected a tokenizer in {tokenizer}, got: {error}") from error
     model.set_strength_scale(strength)
     ids = encoder(prompt, return_tensors="pt").input_ids.to(device)
     if ids.shape[1] == 0:
         raise ValueError("PROMPT: expected at least one token, got none")
     torch.manual_seed(seed)
-    ends = {model.config.eos_token_id, encoder.eos_token_id} - {None}
+    ends = model.end_tokens() | ({encoder.eos_token_id} - {None})
     tokens: list[int] = []
     shown, start = "", time.perf_counter()
     for part in stream(model, ids, max_new_tokens=max_new_tokens, sampling=chosen):

@@ -15,6 +15,12 @@ import torch
 from torch import Tensor
 
 from .api import erase_write
+from .precision import without_autocast
+
+
+@without_autocast
+def _product(M: Tensor, x: Tensor) -> Tensor:
+    return M @ x
 
 
 class Affine(NamedTuple):
@@ -24,11 +30,11 @@ class Affine(NamedTuple):
     N: Tensor
 
     def __call__(self, state: Tensor) -> Tensor:
-        return self.M @ state + self.N
+        return _product(self.M, state) + self.N
 
     def then(self, later: Affine) -> Affine:
         """This segment followed by `later`."""
-        return Affine(later.M @ self.M, later(self.N))
+        return Affine(_product(later.M, self.M), later(self.N))
 
 
 def segment(k: Tensor, a: Tensor, u: Tensor, g: Tensor | None = None, *, impl: str = "auto") -> Affine:

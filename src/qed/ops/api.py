@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from . import chunkwise, reference
-from .forms import Choice, choose
+from .forms import Choice, choose, is_transformed
+from .precision import without_autocast
 from .registration import SEQUENCE_OPS, step_triton, step_triton_in_place
 from .validation import check_sequence, check_step, check_values
 
@@ -33,22 +34,34 @@ def erase_write(
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence over whole sequences; differentiable in q, k, a, u, g and initial_state.
 
+    The gradient is the chunk form's or the kernels' own. Gradients of gradients (`create_graph=True`) are right in
+    every form, but go through the token loop, at its speed and with its memory. Forward-mode derivatives and the
+    transforms of `torch.func` exist in the loop alone: "auto" takes it for them, and the other names refuse.
+    torch.autocast changes nothing here: what is computed and kept in float32 stays so.
+
+    Values that are not finite stay out of the past. In the loop and in the chunk form a non-finite u reaches the
+    outputs of its own token and of later ones. In the kernels it may also reach tokens before it, but only those of its
+    own chunk of 64: keeping them apart would cost every call time. NaN in g shows in the outputs of every form from its
+    token on, and in the chunk form and the kernels perhaps from its chunk's first token on.
+
     Args:
         q, k, a: queries, keys and erase vectors [B, T, H, K], in bfloat16, float16, float32 or float64.
         u: write vectors [B, T, H, V], same dtype.
         g: natural logarithm of the decay, ≤ 0 (−inf forgets everything), [B, T, H, K] per channel or
             [B, T, H, 1] per head; None for no decay. Same dtype, or float32 beside lower precision.
-        scale: factor on the read.
+        scale: factor on the read: 0, or of a size that the precision of the computation can hold.
         initial_state: [N, H, K, V] float32 (float64 for float64 inputs); None for zeros.
-        cu_seqlens: offsets [N + 1] of N sequences packed along T with B = 1; each has its own state.
+        cu_seqlens: offsets [N + 1] of N sequences packed along T with B = 1; each has its own state. Offsets that do
+            not start at 0, decrease or do not end at T raise ValueError; where they are on a GPU and the kernels run,
+            which do not wait to see them, they stop the program with a device-side assertion.
         impl: "auto", "reference", "chunkwise" or "triton". A name runs or raises; see `explain`.
 
     Returns:
         o [B, T, H, V] in q's dtype, and the final state [N, H, K, V] (N = B without cu_seqlens).
     """
     check_sequence(q, k, a, u, g, initial_state, cu_seqlens, scale)
-    form = _form(impl, q, u)
-    if form == "reference":
+    form = _form(impl, q, k, a, u, g, initial_state)
+    if form == "reference" or q.shape[0] == 0 or q.shape[2] == 0:  # without a sequence or a head all forms are empty
         if not torch.compiler.is_compiling():
             check_values(g, initial_state, cu_seqlens, q.shape[1], "initial_state")
         return reference.erase_write(q, k, a, u, g, initial_state, cu_seqlens, scale)
@@ -81,10 +94,11 @@ def erase_write_step(
         o [B, H, V] in q's dtype, and the new state.
     """
     check_step(q, k, a, u, g, state, scale)
-    form = _form(impl, q, u)
+    form = _form(impl, q, k, a, u, g, state)
     if not torch.compiler.is_compiling():
         check_values(g, state, None, 1, "state")
-    if inplace and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, a, u, g, state)):
+    differentiable = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, a, u, g, state))
+    if inplace and differentiable:
         raise RuntimeError(
             "inplace=True cannot be differentiated: the gradient needs the old state; use torch.no_grad()"
         )
@@ -95,7 +109,8 @@ def erase_write_step(
             raise ValueError(f"state: inplace=True expects contiguous memory, got strides {state.stride()}")
         return step_triton_in_place(q, k, a, u, g, state, float(scale)), state
     dtype = state.dtype
-    step = reference.step if form == "reference" else chunkwise.step
+    # The loop's own step has a gradient that autocast does not change; the chunk form's is faster without one.
+    step = reference.step if form == "reference" or differentiable else without_autocast(chunkwise.step)
     q_, k_, a_, u_ = (x.to(dtype) for x in (q, k, a, u))
     o, new_state = step(q_, k_, a_, u_, None if g is None else g.to(dtype), state, scale)
     return o.to(q.dtype), state.copy_(new_state) if inplace else new_state
@@ -115,11 +130,11 @@ def explain(
 ) -> Choice:
     """Which form `erase_write` would run for these arguments, and why; prints well. Nothing is computed."""
     check_sequence(q, k, a, u, g, initial_state, cu_seqlens, scale)
-    return choose(impl, q, u)
+    return choose(impl, q, u, is_transformed(q, k, a, u, g, initial_state))
 
 
-def _form(impl: str, q: Tensor, u: Tensor) -> str:
-    choice = choose(impl, q, u)
+def _form(impl: str, q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor | None) -> str:
+    choice = choose(impl, q, u, is_transformed(q, k, a, u, g, state))
     if impl == "auto" and not torch.compiler.is_compiling():
         key = (choice.form, q.device.type)
         if key not in _announced:

@@ -108,6 +108,7 @@ def forward(
 
         s0, erased = scratch("s0", b, *state.shape[1:]), scratch("erased", *shape)
         R = saved[2][c.here] if save else scratch("R", *shape)
+        broken = _without_broken(U)
         for here, lanes, kept in slab.steps:
             s = state[lanes]
             s0[here] = s
@@ -115,8 +116,10 @@ def forward(
                 saved[0][kept] = s
             torch.bmm(a_tilde[here], s, out=erased[here])
             torch.bmm(T[here], U[here].sub_(erased[here]), out=R[here])
-            s.mul_(gamma[here]).baddbmm_(k_bar[here].mT, R[here])
-        slab.scatter(torch.bmm(q_tilde, s0, out=erased).baddbmm_(P, R), o)
+            added = R[here] if broken is None else R[here].masked_fill(broken[here], torch.nan)
+            s.mul_(gamma[here]).baddbmm_(k_bar[here].mT, added)
+        outputs = torch.bmm(q_tilde, s0, out=erased).baddbmm_(P, R)
+        slab.scatter(outputs if broken is None else outputs.masked_fill_(broken, torch.nan), o)
         if save:
             torch.add(P, T.mT.triu_(1), out=saved[1][c.here])
     _clear_beyond(saved, schedule, q.shape[2])
@@ -181,6 +184,19 @@ def backward(
         if g is not None:
             slab.scatter(d_g, dg)
     return dq, dk, da, du, dg, _sequences_of(ds, schedule, u.shape[2])
+
+
+def _without_broken(U: Tensor) -> Tensor | None:
+    """Set what is not finite to 0, in place, and return the tokens and columns [b, C, V] from the first such write of
+    their chunk on; None if every write is finite.
+
+    A product with T or P would carry it to tokens before its own, as 0 · ∞. Elsewhere than on a CPU, where asking would
+    mean to wait for the device, it is assumed that some are not finite."""
+    if U.device.type == "cpu" and bool(U.sum().isfinite()):
+        return None
+    broken = ~U.isfinite()
+    U.masked_fill_(broken, 0)
+    return broken.cumsum(1) > 0
 
 
 def step(

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .validation import offsets_of
+
 
 def sequence_count(q: Tensor, cu_seqlens: Tensor | None) -> int:
     """Number of sequences N, the leading dimension of the state."""
@@ -108,7 +110,7 @@ class Schedule:
     def of(q: Tensor, cu_seqlens: Tensor | None, chunk: int) -> Schedule:
         """From shapes alone; with `cu_seqlens`, from its values, which a GPU has to be waited for."""
         batch, tokens, heads = q.shape[:3]
-        offsets = [n * tokens for n in range(batch + 1)] if cu_seqlens is None else cu_seqlens.tolist()
+        offsets = [n * tokens for n in range(batch + 1)] if cu_seqlens is None else offsets_of(cu_seqlens, tokens)
         lengths = [end - start for start, end in pairwise(offsets)]
         order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
         return Schedule(

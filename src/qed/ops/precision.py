@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
 import torch
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 stays float64; everything else is computed, and its state kept, in float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def without_autocast(function: Function) -> Function:
+    """The function, deaf to torch.autocast on the device of its first tensor.
+
+    The recurrence chooses its own precision. Under autocast torch would run its matrix products in 16 bits, and the
+    state with them.
+    """
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        device = next(x for x in arguments if isinstance(x, Tensor)).device.type
+        if not torch.is_autocast_enabled(device):
+            return function(*arguments, **options)
+        with torch.autocast(device, enabled=False):
+            return function(*arguments, **options)
+
+    return call  # type: ignore[return-value]

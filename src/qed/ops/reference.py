@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .precision import compute_dtype
+from .validation import offsets_of
 
 
 def step(
@@ -52,8 +53,8 @@ def erase_write(
 
 
 def _read(state: Tensor, x: Tensor) -> Tensor:
-    """Sᵀ x."""
-    return (x.unsqueeze(-2) @ state).squeeze(-2)
+    """Sᵀ x, as a sum of products: torch.autocast would run a matrix product, and its gradient, in 16 bits."""
+    return (x.unsqueeze(-1) * state).sum(-2)
 
 
 def _each_sequence(
@@ -68,7 +69,7 @@ def _each_sequence(
 ) -> tuple[Tensor, Tensor]:
     """Packed sequences are, by definition, separate ones."""
     outputs, states = [], []
-    for n, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
+    for n, (start, end) in enumerate(pairwise(offsets_of(cu_seqlens, q.shape[1]))):
         now = slice(start, end)
         decay = None if g is None else g[:, now]
         first = None if initial_state is None else initial_state[n : n + 1]

@@ -13,16 +13,16 @@ torch.compile keeps graphs on disk by operator name: when what a form saves chan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import chunkwise
+from . import chunkwise, reference
 from .packing import sequence_count
-from .precision import compute_dtype
+from .precision import compute_dtype, without_autocast
 from .validation import check_values
 
 _LIBRARY = torch.library.Library("qed", "FRAGMENT")
@@ -54,6 +54,7 @@ def register(
     """Register one form's forward and backward. Returns a function of the forward's arguments and of whether to save
     what the backward starts from, to o and the final state."""
 
+    @without_autocast
     def run(save: bool, *inputs: Any) -> tuple[Tensor, ...]:
         q, _, _, _, g, initial_state, cu_seqlens, _ = inputs
         check_values(g, initial_state, cu_seqlens, q.shape[1], "initial_state")
@@ -90,30 +91,37 @@ def register(
     saving_name = f"{name}_saving_{saved_count}"
     saving = _define(saving_name, _FORWARD + _tensors(2 + saved_count), partial(run, True), partial(run_fake, True))
     SAVING_OPS[form] = saving
-    backward_op = _define(f"{name}_backward_{saved_count}", _BACKWARD + _tensors(6), backward, backward_fake)
+    backward_op = _define(
+        f"{name}_backward_{saved_count}", _BACKWARD + _tensors(6), without_autocast(backward), backward_fake
+    )
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        q, k, a, u, g, initial_state, cu_seqlens, ctx.scale = inputs
-        ctx.has_initial_state = initial_state is not None
-        ctx.save_for_backward(q, k, a, u, g, cu_seqlens, *output[2:])
+        *tensors, ctx.scale = inputs
+        ctx.save_for_backward(*tensors, *output[2:])
         ctx.set_materialize_grads(False)  # no zeros the size of what is saved
 
     def differentiate(ctx: Any, do: Tensor | None, dstate: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        q, k, a, u, g, cu_seqlens, *saved = ctx.saved_tensors
+        q, k, a, u, g, initial_state, cu_seqlens, *saved = ctx.saved_tensors
         if do is None:
             do = q.new_zeros(u.shape)
+        if torch.is_grad_enabled():  # someone wants gradients of these gradients
+            return *_loop_gradients(do, dstate, q, k, a, u, g, initial_state, cu_seqlens, ctx.scale), None, None
         dq, dk, da, du, dg, ds = backward_op(do, dstate, q, k, a, u, g, cu_seqlens, ctx.scale, saved)
         return (
             *(dq, dk, da, du),
             None if g is None else dg,
-            ds if ctx.has_initial_state else None,
+            None if initial_state is None else ds,
             *(None, None),
         )
 
     def refuse(ctx: Any, *_: Any) -> None:
         raise RuntimeError(f"qed: {name} saves nothing for a backward; {saving_name} does")
 
+    def refuse_twice(ctx: Any, *_: Any) -> None:
+        raise RuntimeError(f"qed: {name} is differentiated once by this operator; erase_write does it more often")
+
     torch.library.register_autograd(f"qed::{name}", refuse, lib=_LIBRARY)
+    torch.library.register_autograd(f"qed::{name}_backward_{saved_count}", refuse_twice, lib=_LIBRARY)
     torch.library.register_autograd(f"qed::{saving_name}", differentiate, setup_context=setup_context, lib=_LIBRARY)
 
     def call(*inputs: Any, save: bool) -> tuple[Tensor, Tensor]:
@@ -121,6 +129,38 @@ def register(
         return o, state
 
     return call
+
+
+def _leaves(tensors: Iterable[Tensor | None]) -> list[Any]:
+    """Tensors to differentiate by. Where gradients of gradients are wanted, those that have one stay connected with
+    what they come from, by a view: then what else depends on them does not count."""
+
+    def leaf(x: Tensor) -> Tensor:
+        return x.view_as(x) if torch.is_grad_enabled() and x.requires_grad else x.detach().requires_grad_()
+
+    return [None if x is None else leaf(x) for x in tensors]
+
+
+def _loop_gradients(
+    do: Tensor,
+    dstate: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    a: Tensor,
+    u: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+) -> list[Tensor | None]:
+    """Gradients of q, k, a, u, g and the initial state that can be differentiated again: those of the token loop."""
+    q, k, a, u, g, initial_state = leaves = _leaves((q, k, a, u, g, initial_state))
+    o, state = reference.erase_write(q, k, a, u, g, initial_state, cu_seqlens, scale)
+    outputs = (o,) if dstate is None else (o, state)
+    cotangents = (do,) if dstate is None else (do, dstate)
+    wanted = [x for x in leaves if x is not None]
+    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, materialize_grads=True))
+    return [None if x is None else next(found) for x in leaves]
 
 
 def _triton(name: str) -> Callable[..., Any]:
@@ -174,13 +214,14 @@ def _step_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _step_backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
     """One token is cheap: run it again in torch, and let autograd go back through that."""
-    leaves: list[Any] = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
+    leaves = _leaves(ctx.saved_tensors)
+    twice = torch.is_grad_enabled()
     with torch.enable_grad():
         q, k, a, u, g, state = leaves
         g = None if g is None else g.float()
-        outputs = chunkwise.step(q.float(), k.float(), a.float(), u.float(), g, state, ctx.scale)
+        outputs = reference.step(q.float(), k.float(), a.float(), u.float(), g, state, ctx.scale)
     wanted = [x for x in leaves if x is not None]
-    found = iter(torch.autograd.grad(outputs, wanted, (do.float(), dstate)))
+    found = iter(torch.autograd.grad(outputs, wanted, (do.float(), dstate), create_graph=twice))
     return (*(None if x is None else next(found) for x in leaves), None)
 
 

@@ -2,7 +2,8 @@
 
 Checks on shapes, dtypes and devices always run. Checks that read values (g > 0, NaN in a state, cu_seqlens that
 go backwards) run by default on CPU tensors only: elsewhere they would wait for the device, so they are opt-in
-through `value_checks`.
+through `value_checks`. A form that reads cu_seqlens on the host anyway checks it there; the kernels check it on the
+device, where a wrong one stops the program with a device-side assertion.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -81,12 +83,18 @@ def check_values(g: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | No
         bad = int((~state.isfinite()).sum())
         raise ValueError(f"{name}: expected finite values, got {bad} NaN or infinite of {state.numel()}")
     if cu_seqlens is not None and wanted(cu_seqlens):
-        ends_right = cu_seqlens[0] == 0 and cu_seqlens[-1] == tokens
-        if not bool(ends_right) or bool((cu_seqlens.diff() < 0).any()):
-            raise ValueError(
-                f"cu_seqlens: expected offsets that start at 0, never decrease and end at T = {tokens}, "
-                f"got {_shortened(cu_seqlens)}"
-            )
+        offsets_of(cu_seqlens, tokens)
+
+
+def offsets_of(cu_seqlens: Tensor, tokens: int) -> list[int]:
+    """`cu_seqlens` on the host, found to be offsets of sequences that fill T tokens. A GPU is waited for."""
+    offsets: list[int] = cu_seqlens.tolist()
+    if offsets[0] != 0 or offsets[-1] != tokens or any(end < start for start, end in pairwise(offsets)):
+        raise ValueError(
+            f"cu_seqlens: expected offsets that start at 0, never decrease and end at T = {tokens}, "
+            f"got {_shortened(offsets)}"
+        )
+    return offsets
 
 
 def _check_inputs(layout: str, *, q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, scale: float) -> None:
@@ -121,6 +129,13 @@ def _check_inputs(layout: str, *, q: Tensor, k: Tensor, a: Tensor, u: Tensor, g:
         raise TypeError(f"scale: expected a number, got {type(scale).__name__}")
     if not -math.inf < scale < math.inf:
         raise ValueError(f"scale: expected a finite number, got {scale}")
+    limits = torch.finfo(compute_dtype(q.dtype))
+    if scale != 0 and not limits.tiny <= abs(scale) <= limits.max:
+        size = str(scale) if abs(scale) < 1e20 or isinstance(scale, float) else "a whole number of many digits"
+        raise ValueError(
+            f"scale: expected 0 or a size that {compute_dtype(q.dtype)} can hold, "
+            f"{limits.tiny:.3g} to {limits.max:.3g}, got {size}"
+        )
 
 
 def _check_state(name: str, state: Tensor, shape: tuple[int, ...], q: Tensor) -> None:
@@ -142,6 +157,5 @@ def _check_device(name: str, x: Tensor, q: Tensor) -> None:
         raise ValueError(f"{name}: expected q's device {q.device}, got {x.device}")
 
 
-def _shortened(offsets: Tensor, limit: int = 8) -> str:
-    listed = offsets[:limit].tolist()
-    return str(listed) if len(offsets) <= limit else f"{str(listed)[:-1]}, …, {offsets[-1].item()}]"
+def _shortened(offsets: list[int], limit: int = 8) -> str:
+    return str(offsets) if len(offsets) <= limit else f"{str(offsets[:limit])[:-1]}, …, {offsets[-1]}]"

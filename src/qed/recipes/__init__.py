@@ -27,7 +27,11 @@ def build(name: str, changes: dict[str, str]) -> TrainConfig:
     for key, parameter in parameters.items():
         if key in changes:
             kind = type(parameter.default) if parameter.default is not inspect.Parameter.empty else str
-            given[key] = kind(changes[key])
+            try:
+                given[key] = kind(changes[key])
+            except ValueError:
+                expected = {int: "a whole number", float: "a number"}[kind]
+                raise ValueError(f"{key}: expected {expected}, got {changes[key]!r}") from None
     missing = [key for key, x in parameters.items() if x.default is inspect.Parameter.empty and key not in given]
     if missing:
         raise ValueError(f"RECIPE: {name} needs --set {missing[0]}=…")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..eval import recall
 from ..eval.records import lines
+from ..files import write_bytes, write_text
 
 KEPT = 160  # characters of a prediction
 LEFT_OUT = {"prompt_sha256"}  # the file of prompts is named after all that decides them, and a line's index tells which
@@ -30,12 +31,12 @@ def collect(out: Path, target: Path) -> int:
         if path.suffix == ".jsonl":
             hidden = LEFT_OUT | (OTHERS if path.name.split("-")[0] in recall.FIELDS else set())
             rows = "".join(json.dumps(_short(row, hidden), ensure_ascii=False) + "\n" for row in lines(path))
-            copy.with_name(copy.name + ".xz").write_bytes(lzma.compress(rows.encode(), preset=9))
+            write_bytes(copy.with_name(copy.name + ".xz"), lzma.compress(rows.encode(), preset=9))
         else:
             text = path.read_text()
             for folder in (out, out.resolve()):  # where it was made is nobody's business
                 text = text.replace(f'"{folder}/', '"')
-            copy.write_text(text)
+            write_text(copy, text)
         count += 1
     if (out / "report").is_dir():
         shutil.copytree(out / "report", target / "report", dirs_exist_ok=True)

@@ -80,6 +80,11 @@ class Plan:
     jobs: int = 1  # trainings at a time
 
     def __post_init__(self) -> None:
+        for option, given in (("--seeds", self.seeds), ("--arms", self.arms)):
+            if not given or len(set(given)) != len(given):
+                raise ValueError(f"{option}: expected one or more, each once, got {list(given)}")
+        if min(self.seeds) < 0:
+            raise ValueError(f"--seeds: expected whole numbers of 0 or more, got {min(self.seeds)}")
         for arm in self.arms:
             rule, _, bound = arm.partition("@")
             if rule not in RULES:

@@ -12,11 +12,13 @@ The same command again goes on: finished stages of finished trainings are not do
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,37 +28,77 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .. import locks
 from ..analysis.conclusions import learned
 from ..analysis.report import write
 from ..analysis.results import Run, runs
 from ..analysis.strength import SCALES
 from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of, needle_lengths
 from ..bench_train import ours
-from ..data import tokenization
+from ..data import sources, tokenization
 from ..data.prepare import prepare
-from ..data.shards import write_json
 from ..eval.practice import Practice
 from ..eval.prompts import frozen
+from ..files import read_json, remove_leftovers, write_json
 from ..train.loop import STOPPED
+from ..train.metrics import read_row
 from .plan import Plan, Unit
-from .unit import finished, options
+from .unit import ELSEWHERE, finished, options
 
 FAILED = 1
 FREE = {"arms", "seeds", "jobs"}  # of a plan: they change nothing about a training
 LINE_EVERY = 30  # seconds
+GRACE = 120  # seconds in which a unit that is to stop saves
 
 
 def begin(plan: Plan, out: Path) -> None:
     """A folder holds one plan, to which arms and seeds may be added."""
     path = out / "plan.json"
     if path.exists():
-        before = json.loads(path.read_text())
+        before = read_json(path)
         now = json.loads(plan.to_json())
+        if not isinstance(before, dict):
+            raise ValueError(f"{path}: expected the plan of a reproduction, got {str(before)[:100]}")
         changed = sorted(name for name in now if before.get(name) != now[name] and name not in FREE)
         if changed:
             raise ValueError(f"--out: {out} holds a reproduction with other {', '.join(changed)}; use another folder")
-    out.mkdir(parents=True, exist_ok=True)
     write_json(path, json.loads(plan.to_json()))
+
+
+def check(plan: Plan, out: Path, only: list[str]) -> None:
+    """Before anything runs or is written: ValueError for settings that no training takes, and for missing files."""
+    unknown = set(only) - {unit.name for unit in plan.units}
+    if unknown:
+        names = ", ".join(unit.name for unit in plan.units)
+        raise ValueError(f"--only: expected some of {names}, got {', '.join(sorted(unknown))}")
+    for unit in plan.units:
+        plan.config(unit, out)
+    if not (out / "data" / "index.json").exists():
+        sources.check(plan.source)
+        if not tokenization.is_trained(plan.tokenizer):
+            tokenization.load(plan.tokenizer)
+    if plan.validation and not (out / "validation" / "index.json").exists():
+        sources.check(plan.validation)
+    given = {"--words": plan.words, "--essays": plan.essays}
+    given |= {f"--data {task}": path for task, path in plan.recall.items()}
+    for option, path in given.items():
+        if path is not None and not Path(path).exists():
+            raise ValueError(f"{option}: expected a file, got {path}, which does not exist")
+
+
+def _turn(out: Path, name: str, console: Console) -> AbstractContextManager[locks.Lock]:
+    """A lock of the folder, waited for."""
+    return locks.held(out, name, wait=True, say=lambda text: console.print(text, markup=False))
+
+
+def share(plan: Plan, out: Path, console: Console) -> None:
+    """What all trainings of a folder have in common, made by one process: others wait for it and find it there."""
+    with _turn(out, "shared", console):
+        for folder in (out, out / "prompts"):
+            remove_leftovers(folder)
+        begin(plan, out)
+        make_data(plan, out, console)
+        make_prompts(plan, out, console)
 
 
 def make_data(plan: Plan, out: Path, console: Console) -> None:
@@ -90,19 +132,19 @@ def make_prompts(plan: Plan, out: Path, console: Console) -> None:
 def say_hours(plan: Plan, out: Path, device: str, console: Console) -> None:
     """Device hours that the trainings will take, from a few steps of this model on this device."""
     config = plan.config(plan.units[0], out)
-    rows = config.micro_tokens // config.sequence if device == "cuda" else 1
+    rows = config.micro_tokens // config.sequence if device.startswith("cuda") else 1
     with console.status("measuring the speed of training"):
-        step = ours(config.model_config(), device, config.compile and device == "cuda")
+        step = ours(config.model_config(), device, config.compile and device.startswith("cuda"))
         step.rows = torch.randint(3, config.model_config().vocab_size, (rows, config.sequence + 1), device=device)
         times = []
-        for _ in range(6 if device == "cuda" else 2):
+        for _ in range(6 if device.startswith("cuda") else 2):
             start = time.perf_counter()
             step()
-            if device == "cuda":
+            if device.startswith("cuda"):
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
     del step
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.empty_cache()  # the trainings are in processes of their own
     rate = rows * config.sequence / min(times)
     hours = len(plan.units) * config.total_tokens / rate / 3600
@@ -149,6 +191,7 @@ class Units:
         self.plan, self.out, self.device, self.jobs, self.console = plan, out, device, jobs, console
         self.running: dict[Unit, subprocess.Popen[bytes]] = {}
         self.said: dict[Unit, tuple[str, float]] = {}
+        self.elsewhere: list[Unit] = []
         self.stopping = False
 
     def start(self, unit: Unit) -> None:
@@ -170,38 +213,56 @@ class Units:
 
     def run(self, units: list[Unit], seconds: float | None) -> list[Unit]:
         """Those that failed."""
-        waiting, failed, began = list(units), [], time.monotonic()
-        handlers = {number: signal.signal(number, self.stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        failed: list[Unit] = []
+        wanted = [x for x in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(x) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, self.stop) for number in wanted}
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
         try:
             with Progress(*columns, TimeElapsedColumn(), console=self.console) as bars:
-                shown: dict[Unit, TaskID] = {}
-                while (waiting and not self.stopping) or self.running:
-                    while waiting and len(self.running) < self.jobs and not self.stopping:
-                        unit = waiting.pop(0)
-                        self.start(unit)
-                        shown[unit] = bars.add_task(unit.name, total=1.0)
-                    time.sleep(0.5)
-                    for unit, process in list(self.running.items()):
-                        stage, share = self.progress(unit)
-                        bars.update(shown[unit], description=f"{unit.name}: {stage}", completed=share)
-                        self.say(unit, stage, share)
-                        if process.poll() is not None:
-                            del self.running[unit]
-                            if process.returncode == 0:
-                                bars.update(shown[unit], description=f"{unit.name}: done", completed=1.0)
-                            elif not self.stopping:
-                                failed.append(unit)
-                                bars.update(shown[unit], description=f"[red]{unit.name}: failed[/red]")
-                            write_state(self.plan, self.out)
-                    if seconds is not None and time.monotonic() - began > seconds and not self.stopping:
-                        self.stop()
+                self._run(list(units), failed, bars, math.inf if seconds is None else time.monotonic() + seconds)
+        except SystemExit:  # rich leaves the program when nobody can read what it prints any more
+            self.stop()
         finally:
-            for process in self.running.values():
-                process.kill()
+            self._end()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return failed
+
+    def _run(self, waiting: list[Unit], failed: list[Unit], bars: Progress, until: float) -> None:
+        shown: dict[Unit, TaskID] = {}
+        while (waiting and not self.stopping) or self.running:
+            while waiting and len(self.running) < self.jobs and not self.stopping:
+                unit = waiting.pop(0)
+                self.start(unit)
+                shown[unit] = bars.add_task(unit.name, total=1.0)
+            time.sleep(0.5)
+            for unit, process in list(self.running.items()):
+                stage, share = self.progress(unit)
+                bars.update(shown[unit], description=f"{unit.name}: {stage}", completed=share)
+                self.say(unit, stage, share)
+                if process.poll() is not None:
+                    del self.running[unit]
+                    if process.returncode == 0:
+                        bars.update(shown[unit], description=f"{unit.name}: done", completed=1.0)
+                    elif process.returncode == ELSEWHERE:
+                        self.elsewhere.append(unit)
+                        bars.update(shown[unit], description=f"{unit.name}: elsewhere")
+                    elif not self.stopping:
+                        failed.append(unit)
+                        bars.update(shown[unit], description=f"[red]{unit.name}: failed[/red]")
+                    write_state(self.plan, self.out)
+            if time.monotonic() > until and not self.stopping:
+                self.stop()
+
+    def _end(self) -> None:
+        """Whatever still runs saves and stops."""
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
     def say(self, unit: Unit, stage: str, share: float) -> None:
         """Lines where there is no terminal to draw bars on."""
@@ -234,8 +295,8 @@ def _last_line(path: Path) -> dict[str, Any] | None:
         file.seek(max(0, path.stat().st_size - 16_384))
         whole = file.read().split(b"\n")[:-1]
     try:
-        return dict(json.loads(whole[-1])) if whole else None
-    except json.JSONDecodeError:
+        return read_row(whole[-1]) if whole else None
+    except ValueError:
         return None
 
 
@@ -261,13 +322,8 @@ def reproduce(
 ) -> int:
     """Go as far as time allows; the exit status."""
     start = time.monotonic()
-    begin(plan, out)
-    unknown = set(only) - {unit.name for unit in plan.units}
-    if unknown:
-        names = ", ".join(unit.name for unit in plan.units)
-        raise ValueError(f"--only: expected some of {names}, got {', '.join(sorted(unknown))}")
-    make_data(plan, out, console)
-    make_prompts(plan, out, console)
+    check(plan, out, only)
+    share(plan, out, console)
     waiting = [
         unit
         for unit in plan.units
@@ -280,6 +336,9 @@ def reproduce(
         log = out / "logs" / f"{unit.name}.log"
         console.print(f"{unit.name} failed; the end of {log}:", style="red", markup=False)
         console.print("\n".join(log.read_text(errors="replace").splitlines()[-12:]), markup=False, highlight=False)
+    for unit in units.elsewhere:
+        said = (out / "logs" / f"{unit.name}.log").read_text(errors="replace").splitlines()[-1:]
+        console.print(f"{unit.name} is left to another process: {' '.join(said)}", style="yellow", markup=False)
     show_state(plan, out, console)
     write_state(plan, out)
     if units.stopping:
@@ -287,7 +346,7 @@ def reproduce(
         return STOPPED
     if not any((out / "runs").glob("*/config.json")):
         return FAILED
-    with console.status("writing the report"):
+    with _turn(out, "report", console), console.status("writing the report"):
         path = write(out / "runs", out / "report")
     write_state(plan, out)
     found = runs(out / "runs")
@@ -295,4 +354,4 @@ def reproduce(
     for text in learned(found):
         console.print(text, style="bold")
     console.print(f"{(time.monotonic() - start) / 60:.1f} minutes; the report: {path.resolve().as_uri()}", markup=False)
-    return FAILED if failed else 0
+    return FAILED if failed else STOPPED if units.elsewhere else 0

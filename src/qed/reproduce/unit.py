@@ -8,7 +8,6 @@ Each stage goes on by itself where it was cut; finished ones are in OUT/runs/NAM
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -22,15 +21,17 @@ from tokenizers import Tokenizer
 from ..analysis.report import write_eigenvalues
 from ..analysis.strength import SCALES, sweep
 from ..data import tokenization
-from ..data.shards import write_json
 from ..eval.prompts import Options, frozen
 from ..eval.records import lines
 from ..eval.run import evaluate
+from ..files import read_json, write_json
+from ..locks import LockedError, held
 from ..model.causal_lm import QEDForCausalLM
 from ..train.loop import STOPPED, Watch, train
 from .plan import Plan, Unit
 
 WATCHED = 32  # prompts
+ELSEWHERE = 76  # exit status of a unit that another process is working on
 
 
 def options(plan: Plan, out: Path) -> Options:
@@ -121,13 +122,21 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
 def finished(out: Path, unit: Unit) -> dict[str, float]:
     """Seconds by stage."""
     path = out / "runs" / unit.name / "stages.json"
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    return dict(read_json(path)) if path.exists() else {}
 
 
 def main(out: Path, name: str, device: str) -> int:
-    plan = Plan.from_json((out / "plan.json").read_text())
-    unit = Unit.parse(name)
     console = Console(width=120, markup=False, emoji=False)
+    try:
+        with held(out / "runs" / name, "unit"):
+            return work_through(out, Unit.parse(name), device, console)
+    except LockedError as error:
+        console.print(str(error), markup=False, soft_wrap=True)  # one line of the log
+        return ELSEWHERE
+
+
+def work_through(out: Path, unit: Unit, device: str, console: Console) -> int:
+    plan = Plan.from_json((out / "plan.json").read_text())
     for stage, work in stages(plan, unit, out, device, console).items():
         done = finished(out, unit)
         if stage in done:
@@ -137,7 +146,7 @@ def main(out: Path, name: str, device: str) -> int:
         status = work()
         if status:
             return status
-        write_json(out / "runs" / name / "stages.json", done | {stage: time.perf_counter() - start})
+        write_json(out / "runs" / unit.name / "stages.json", done | {stage: time.perf_counter() - start})
     return 0
 
 

@@ -2,23 +2,31 @@
 
     DIR/step-00000500/   weights.safetensors, optimizer.safetensors, state.json, sums.json (sha256 of the others)
 
-A folder is written under another name, flushed to disk and renamed. The newest two and the best are kept. Loading takes
-the newest whose sums agree, and says which it passed over.
+A folder is written under another name, flushed to disk and renamed. The newest two whole ones and the best are kept,
+and the one just written always is; what is damaged or only looks like a checkpoint is neither counted nor touched.
+Loading takes the newest whole one, and says which it passed over.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import shutil
+import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .. import files
+
 KEPT = 2
+SUMMED = {"weights.safetensors", "optimizer.safetensors", "state.json"}
+
+Signature = tuple[tuple[str, int, int, int], ...]
+_sound: dict[Path, Signature] = {}  # what this process has written or verified, as it was then
 
 
 class Checkpoint(NamedTuple):
@@ -36,46 +44,127 @@ def save(
     folder: Path, step: int, weights: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]
 ) -> Path:
     """Write one and drop what is no longer kept. OSError if the disk is full: what was there before still is."""
-    target, part = folder / name_of(step), folder / (name_of(step) + ".part")
-    shutil.rmtree(part, ignore_errors=True)
+    target, part = folder / name_of(step), folder / (name_of(step) + files.PART)
     try:
-        part.mkdir(parents=True)
-        save_file(_plain(weights), part / "weights.safetensors", metadata={"format": "pt"})
-        save_file(_plain(optimizer), part / "optimizer.safetensors", metadata={"format": "pt"})
-        (part / "state.json").write_text(json.dumps(state | {"step": step}, indent=2))
-        sums = {file.name: _sum(file) for file in sorted(part.iterdir())}
-        (part / "sums.json").write_text(json.dumps(sums, indent=2))
-        for file in part.iterdir():
-            _flush(file)
-        shutil.rmtree(target, ignore_errors=True)
-        part.rename(target)
-        _flush(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        files.remove_leftovers(folder)
+        files.new_folder(part)
+        for name, tensors in (("weights.safetensors", weights), ("optimizer.safetensors", optimizer)):
+            save_file(_plain(tensors), part / name, metadata={"format": "pt"})
+            files.make_plain(part / name)
+            files.flush(part / name)
+        files.write_json(part / "state.json", state | {"step": step})
+        files.write_json(part / "sums.json", {name: _sum(part / name) for name in sorted(SUMMED)})
+        _put(part, target)
     except Exception as error:
-        shutil.rmtree(part, ignore_errors=True)
+        files.remove(part)
         if isinstance(error, OSError):
             raise
         raise OSError(f"{part}: {error}") from error  # safetensors reports a full disk in its own way
-    _prune(folder)
+    _sound[target] = _signature(target)
+    _prune(folder, target)
     return target
 
 
-def newest(folder: Path, report: Any = print) -> Checkpoint | None:
+def newest(folder: Path, report: Callable[[str], object] = print) -> Checkpoint | None:
     """The newest that is whole; None if there is none."""
-    for candidate in sorted(folder.glob("step-????????"), reverse=True):
+    for candidate in reversed(_named(folder)):
         try:
-            sums = json.loads((candidate / "sums.json").read_text())
-            for name, expected in sums.items():
-                if _sum(candidate / name) != expected:
-                    raise ValueError(f"{name} is not what was written")
+            state = _verified(candidate)
             return Checkpoint(
                 candidate,
                 load_file(candidate / "weights.safetensors"),
                 load_file(candidate / "optimizer.safetensors"),
-                json.loads((candidate / "state.json").read_text()),
+                state,
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             report(f"{candidate}: damaged, passed over: {error}")
     return None
+
+
+def _named(folder: Path) -> list[Path]:
+    """Everything that has a checkpoint's name, by step."""
+    found = [x for x in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,}", x.name)]
+    return sorted(found, key=lambda x: int(x.name.removeprefix("step-")))
+
+
+def _put(part: Path, target: Path) -> None:
+    """Rename, over what may be there: a damaged one, or something else of this name."""
+    old = target.with_name(f"{target.name}.old{files.PART}")
+    if target.is_symlink() or target.exists():
+        target.rename(old)
+    part.rename(target)
+    files.flush(target.parent)
+    files.remove(old)
+
+
+def _verified(candidate: Path) -> dict[str, Any]:
+    """The state of a whole checkpoint, whose files have the sums that were written; ValueError says what is not."""
+    before = _signature(candidate)
+    sums = files.read_json(candidate / "sums.json")
+    if not isinstance(sums, dict) or set(sums) != SUMMED:
+        raise ValueError(f"sums.json: expected sums of {', '.join(sorted(SUMMED))}, got {str(sums)[:100]}")
+    for name in sorted(SUMMED):
+        if _sum(candidate / name) != sums[name]:
+            raise ValueError(f"{name} is not what was written")
+    state = files.read_json(candidate / "state.json")
+    _check_state(state, candidate)
+    _sound[candidate] = before
+    return dict(state)
+
+
+def _check_state(state: Any, candidate: Path) -> None:
+    loss = state.get("validation_loss") if isinstance(state, dict) else None
+    if (
+        not isinstance(state, dict)
+        or not _whole_number(state.get("step"))
+        or name_of(state["step"]) != candidate.name
+        or not _whole_number(state.get("skipped"))
+        or not (loss is None or _number(loss))
+    ):
+        raise ValueError(f"state.json: expected step, skipped and validation_loss, got {str(state)[:100]}")
+
+
+def _signature(candidate: Path) -> Signature:
+    """Names, sizes and times of a checkpoint's files; ValueError if they are not just the ones there have to be."""
+    if not candidate.is_dir():
+        raise ValueError("expected a folder")
+    found = sorted(candidate.iterdir())
+    missing = (SUMMED | {"sums.json"}) ^ {x.name for x in found if x.is_file()}
+    if missing or len(found) != len(SUMMED) + 1:
+        raise ValueError(f"expected the files {', '.join(sorted(SUMMED))} and sums.json, got {[x.name for x in found]}")
+    stats = [(x.name, x.stat()) for x in found]
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def _whole(candidate: Path) -> bool:
+    """Sums are compared once in a process, as long as sizes and times stay what they were."""
+    try:
+        if _sound.get(candidate) != _signature(candidate):
+            _verified(candidate)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _prune(folder: Path, saved: Path) -> None:
+    """Keep the one just saved, the newest KEPT in all, and the one with the least validation loss."""
+    found = [x for x in _named(folder) if x == saved or _whole(x)]
+    losses = {x: files.read_json(x / "state.json").get("validation_loss") for x in found}
+    finite = {x: loss for x, loss in losses.items() if _number(loss) and math.isfinite(loss)}
+    best = min(finite, key=lambda x: finite[x], default=None)
+    for candidate in found[:-KEPT]:
+        if candidate not in (best, saved):
+            _sound.pop(candidate, None)
+            files.remove(candidate)
+
+
+def _whole_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -85,28 +174,3 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _sum(file: Path) -> str:
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _prune(folder: Path) -> None:
-    """Keep the newest KEPT and the one with the least validation loss."""
-    found = sorted(folder.glob("step-????????"))
-    losses = {}
-    for candidate in found:
-        try:
-            loss = json.loads((candidate / "state.json").read_text()).get("validation_loss")
-        except (OSError, ValueError):
-            loss = None
-        if loss is not None:
-            losses[candidate] = loss
-    best = min(losses, key=lambda x: losses[x], default=None)
-    for candidate in found[:-KEPT]:
-        if candidate != best:
-            shutil.rmtree(candidate, ignore_errors=True)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,17 @@ from ..model.config import QEDConfig
 # What may change when a run goes on: none of it decides its numbers, but for the order of sums.
 FREE = {"parallel", "compile", "micro_tokens", "activation_checkpointing", "save_every", "log_every"}
 FREE |= {"stop_after_skipped", "context"}
+
+
+# Least and most of every number.
+RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**63 - 1),
+    **dict.fromkeys(("sequence", "batch_tokens", "micro_tokens", "total_tokens", "validation_tokens"), (1, math.inf)),
+    **dict.fromkeys(("save_every", "validate_every", "log_every", "stop_after_skipped"), (1, math.inf)),
+    **dict.fromkeys(("decay_start_tokens", "learning_rate", "theta_learning_rate", "weight_decay"), (0, math.inf)),
+    **dict.fromkeys(("epsilon", "clip"), (sys.float_info.min, math.inf)),
+    "warmup_fraction": (0, 1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +61,17 @@ class TrainConfig:
     stop_after_skipped: int = 20  # steps in a row without a finite gradient
 
     def __post_init__(self) -> None:
+        for field_ in dataclasses.fields(self):
+            _check_type(field_.name, str(field_.type), getattr(self, field_.name))
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                expected = f"{least} or more" if most == math.inf else f"a number from {least} to {most}"
+                raise ValueError(f"{name}: expected {expected}, got {value}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas: expected two numbers from 0 to below 1, got {list(self.betas)}")
+        QEDConfig.check_names(self.model)
         self.model_config()
-        for name in ("sequence", "batch_tokens", "micro_tokens", "total_tokens", "save_every", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
         if self.batch_tokens % self.sequence or self.micro_tokens % self.sequence:
             raise ValueError(
                 f"batch_tokens, micro_tokens: expected multiples of a row of {self.sequence} tokens, "
@@ -89,30 +109,65 @@ class TrainConfig:
 
     @staticmethod
     def from_json(text: str) -> TrainConfig:
-        values = json.loads(text)
+        values: dict[str, Any] = json.loads(text)
         return TrainConfig(**(values | {"betas": tuple(values["betas"])}))
 
     def changed(self, changes: dict[str, str]) -> TrainConfig:
         """With fields set from the command line; `model.rule=gdn2` reaches into the model."""
         values: dict[str, Any] = {}
         model = dict(self.model)
-        known = {f.name for f in dataclasses.fields(self)}
+        known = {f.name: f for f in dataclasses.fields(self)}
         for name, text in changes.items():
             if name.startswith("model."):
                 model[name.removeprefix("model.")] = _parsed(text)
-            elif name in known - {"model", "name"}:
-                values[name] = _parsed(text)
+            elif name in known.keys() - {"model", "name"}:
+                values[name] = _parsed_field(text, str(known[name].type))
             else:
-                raise ValueError(f"--set: expected one of {', '.join(sorted(known - {'name'}))}, got {name}")
-            if name == "betas":
-                values[name] = tuple(values[name])
+                raise ValueError(f"--set: expected one of {', '.join(sorted(known.keys() - {'name'}))}, got {name}")
         return dataclasses.replace(self, **values, model=model)
+
+
+def _check_type(name: str, kind: str, value: Any) -> None:
+    """ValueError unless `value` is what the field's annotation says, and finite."""
+    expected, right = {
+        "int": ("a whole number", _is_number(value) and isinstance(value, int)),
+        "float": ("a number", _is_number(value)),
+        "bool": ("true or false", isinstance(value, bool)),
+        "str": ("a text", isinstance(value, str)),
+        "str | None": ("a text, or nothing", value is None or isinstance(value, str)),
+        "tuple[float, float]": (
+            "two numbers, such as [0.9, 0.95]",
+            isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value)),
+        ),
+        "dict[str, Any]": ("fields by name", isinstance(value, dict)),
+    }[kind]
+    if not right:
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float can stand for
+        return False
+
+
+def _parsed_field(text: str, kind: str) -> Any:
+    """A field's value. A text stays the text it is, though it may look like a number: data=2024 is a folder."""
+    if kind == "str":
+        return text
+    value = _parsed(text)
+    if kind == "int" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind == "str | None":
+        return None if value is None else text
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _parsed(text: str) -> Any:
     """JSON where it is, else the text itself; 1e9 is a whole number."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1e3 else value

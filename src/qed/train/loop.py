@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +27,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..data import Loader, ReadAhead, TokenShards
+from .. import files, locks
+from ..data import Loader, ReadAhead
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..ops import value_checks
 from ..testing import environment, git_state
 from . import checkpoints, optimizer
 from .captured import Captured
 from .config import FREE, TrainConfig
+from .inputs import open_inputs
 from .metrics import MetricsFile, TensorBoard, strengths, utilisation
 from .parallel import Parallel, SummedLoss
 from .probes import ranges
@@ -60,8 +64,10 @@ class Trainer:
         self.config, self.out, self.device = config, out, self.parallel.device
         self.console = console if self.parallel.first else Console(quiet=True)
         self.watch, self.stopping = watch, False
+        self.lock: locks.Lock | None = None
+        self.inputs = open_inputs(config)
         self.loader = Loader(
-            TokenShards(config.data),
+            self.inputs.training,
             tokens=config.sequence,
             batch=config.batch,
             seed=config.seed,
@@ -69,11 +75,6 @@ class Trainer:
             world=self.parallel.batch_world,
         )
         self.batches = ReadAhead(self.loader, self.device)
-        vocabulary = self.loader.shards.index["vocab_size"]
-        size = config.model_config().vocab_size
-        if vocabulary > size:
-            raise ValueError(f"model.vocab_size: expected at least the corpus's {vocabulary}, got {size}")
-        self._remember()
         torch.manual_seed(config.seed)
         self.model = QEDForCausalLM(config.model_config()).to(self.device).train()
         if config.activation_checkpointing == "full":
@@ -85,11 +86,12 @@ class Trainer:
         self.optimizer = optimizer.make(self.model, config)
         self.step, self.skipped = 0, 0
         self.validation_loss: float | None = None
+        self._remember()
         self._resume()
         self.captured: Captured | None = None
         if config.compile:
             compile_blocks(self.model)
-            if self.device == "cuda":  # one process: what others wait for is not captured
+            if self.device.startswith("cuda") and self.parallel.world == 1:  # what others wait for is not captured
                 self.captured = Captured()
 
     def _remember(self) -> None:
@@ -97,24 +99,25 @@ class Trainer:
         self.parallel.barrier()
         self.out.mkdir(parents=True, exist_ok=True)
         file = self.out / "config.json"
-        if file.exists():
-            before = json.loads(file.read_text())["config"]
-            now = json.loads(self.config.to_json())
-            changed = sorted(name for name in set(now) - FREE if before.get(name) != now[name])
-            if changed:
-                raise ValueError(f"--out: {self.out} holds a run with another {', '.join(changed)}; use another folder")
-            self.parallel.barrier()
-            return
+        before = files.read_json(file) if file.exists() else None
         self.parallel.barrier()
-        if not self.parallel.first:
-            return
-        part = file.with_suffix(".part")
-        about = {"environment": environment(self.device), "platform": platform.platform(), "git": git_state()}
-        part.write_text(json.dumps({"config": json.loads(self.config.to_json())} | about, indent=2) + "\n")
-        part.replace(file)
+        now = json.loads(self.config.to_json())
+        if before is not None:
+            self._check_same(file, before, now)
+        elif self.parallel.first:
+            about = {"environment": environment(self.device), "platform": platform.platform(), "git": git_state()}
+            files.write_json(file, {"config": now, "identities": self.inputs.identities} | about)
+
+    def _check_same(self, file: Path, before: Any, now: dict[str, Any]) -> None:
+        if not isinstance(before, dict) or not isinstance(before.get("config"), dict):
+            raise ValueError(f"{file}: expected what `qed train` wrote, got {str(before)[:100]}")
+        changed = sorted(name for name in set(now) - FREE if before["config"].get(name) != now[name])
+        if changed:
+            raise ValueError(f"--out: {self.out} holds a run with another {', '.join(changed)}; use another folder")
+        self.inputs.check_same(before.get("identities"), self.config)
 
     def _resume(self) -> None:
-        found = checkpoints.newest(self.out / "checkpoints", self.console.print)
+        found = checkpoints.newest(self.out / "checkpoints", self._say)
         if found is None:
             return
         weights = dict(found.weights)
@@ -123,7 +126,7 @@ class Trainer:
         self.parallel.fill(self._plain_loss(), self.optimizer, weights, found.optimizer)
         self.step, self.skipped = found.state["step"], found.state["skipped"]
         self.validation_loss = found.state["validation_loss"]
-        self.console.print(f"going on from step {self.step:,}")
+        self._say(f"going on from step {self.step:,}")
 
     def save(self) -> None:
         weights, moments = self.parallel.state(self._plain_loss(), self.optimizer)
@@ -131,6 +134,8 @@ class Trainer:
             weights.pop("lm_head.weight", None)  # one tensor, one place
         state = {"skipped": self.skipped, "validation_loss": self.validation_loss}
         if self.parallel.first:
+            if self.lock is not None:
+                self.lock.check()
             try:
                 checkpoints.save(self.out / "checkpoints", self.step, weights, moments, state)
             except OSError as error:
@@ -185,9 +190,9 @@ class Trainer:
         return found
 
     def _sinks(self) -> list[MetricsFile | TensorBoard]:
-        found: list[MetricsFile | TensorBoard] = [MetricsFile(self.out / "metrics.jsonl", self.step)]
+        found: list[MetricsFile | TensorBoard] = [MetricsFile(self.out / "metrics.jsonl", self.step, self._say)]
         if find_spec("tensorboard") is None:
-            self.console.print("no TensorBoard files: the package is not installed (pip install tensorboard)")
+            self._say("no TensorBoard files: the package is not installed (pip install tensorboard)")
         else:
             found.append(TensorBoard(self.out / "tensorboard"))
         return found
@@ -232,13 +237,10 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> float | None:
         """Mean loss of the first tokens of the held-out corpus."""
-        config = self.config
-        if config.validation is None:
+        config, shards = self.config, self.inputs.validation
+        if shards is None:
             return None
-        shards = TokenShards(config.validation)
         windows = min((len(shards) - 1) // config.sequence, max(1, config.validation_tokens // config.sequence))
-        if windows < 1:
-            raise ValueError(f"validation: expected more than {config.sequence} tokens, got {len(shards)}")
         together = min(windows, max(1, config.micro_tokens // config.sequence))
         blocks = windows // together  # what is left over is left out: every block has the same shape
         self.model.eval()
@@ -271,25 +273,35 @@ class Trainer:
         loss = "not finite, skipped" if row["loss"] is None else f"{row['loss']:.4f}"
         held_out = f"  held out {row['validation_loss']:.4f}" if row.get("validation_loss") is not None else ""
         used = "" if row["utilisation"] is None else f"  {row['utilisation']:.0%} of peak"
-        self.console.print(
+        self._say(
             f"step {self.step:,}/{self.config.steps:,}  {row['tokens']:,} tokens  loss {loss}{held_out}  "
-            f"rate {row['learning_rate']:.2e}  {row['tokens_per_s']:,.0f} tokens/s{used}  {left / 60:.0f} min left",
-            highlight=False,
+            f"rate {row['learning_rate']:.2e}  {row['tokens_per_s']:,.0f} tokens/s{used}  {left / 60:.0f} min left"
         )
+
+    def _say(self, text: str) -> None:
+        """A line for whoever watches. A terminal or a pipe that was closed asks the run to stop, as SIGHUP does."""
+        try:
+            self.console.print(text, markup=False, highlight=False)
+        except (OSError, ValueError, SystemExit):  # a closed pipe makes rich leave the program
+            self.stopping = True
+            with suppress(OSError, ValueError):  # or Python would complain once more when it ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
+            self.console = Console(quiet=True)
 
     def _report_divergence(self) -> None:
         """Save what it takes to look at the step again, and stop."""
         folder = self.out / f"diverged-{self.step - 1:08d}"
         weights, _ = self.parallel.state(self._plain_loss(), self.optimizer)
         if self.parallel.first:
-            folder.mkdir(exist_ok=True)
+            files.new_folder(folder)
             save_file({"rows": self.loader.step(self.step - 1)}, folder / "batch.safetensors")
+            files.make_plain(folder / "batch.safetensors")
             found = {
                 name: {"least": float(x.min()), "most": float(x.max()), "finite": bool(x.isfinite().all())}
                 for name, x in weights.items()
             }
-            (folder / "ranges.json").write_text(json.dumps(found, indent=2))
-            (folder / "replay.txt").write_text(f"qed replay {folder}\n")
+            files.write_json(folder / "ranges.json", found)
+            files.write_text(folder / "replay.txt", f"qed replay {folder}\n")
         self.parallel.barrier()
         count = self.config.stop_after_skipped
         raise Diverged(f"{count} steps in a row without a finite gradient; see {folder}. The last checkpoint is whole.")
@@ -300,26 +312,38 @@ class Trainer:
         target = self.out / "export"
         if not self.parallel.first or target.exists():
             return
-        part = self.out / "export.part"
+        part = files.new_folder(self.out / f"export{files.PART}")
         self.model.save_pretrained(part, state_dict=weights)
         tokenizer = Path(self.config.data) / "tokenizer.json"
         if tokenizer.exists():
-            (part / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+            files.write_bytes(part / "tokenizer.json", tokenizer.read_bytes())
+        for file in part.iterdir():
+            files.make_plain(file)
+            files.flush(file)
         part.rename(target)
 
 
 def train(config: TrainConfig, out: Path, *, device: str, console: Console, watch: Watch | None = None) -> int:
-    """Run to the end, or to a SIGTERM; returns the exit status. `watch` is asked whenever the run is validated."""
-    trainer = Trainer(config, out, device, console, watch)
+    """Run to the end, or to a SIGTERM, SIGINT or SIGHUP, or until nobody can read what is said any more; returns the
+    exit status. `watch` is asked whenever the run is validated."""
+    if os.environ.get("RANK", "0") != "0":  # of several processes the first one holds the folder's lock
+        return _run(Trainer(config, out, device, console, watch))
+    with locks.held(out, "train") as lock:
+        trainer = Trainer(config, out, device, console, watch)
+        trainer.lock = lock
+        return _run(trainer)
 
+
+def _run(trainer: Trainer) -> int:
     def stop(*_: Any) -> None:
         trainer.stopping = True
 
-    before: dict[int, Any] = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    wanted = [x for x in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(x) != signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, stop) for number in wanted}  # nohup ignores SIGHUP
     try:
         trainer.run()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         trainer.parallel.close()
-    return STOPPED if trainer.stopping and trainer.step < config.steps else 0
+    return STOPPED if trainer.stopping and trainer.step < trainer.config.steps else 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..files import write_text
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
 
@@ -64,23 +66,50 @@ def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
             yield prefix + name, float(value)
 
 
-class MetricsFile:
-    """metrics.jsonl. A run that goes on from a checkpoint first drops what came after it."""
+def read_row(line: bytes) -> dict[str, Any]:
+    """One line of metrics.jsonl; ValueError if it is damaged: no JSON object, or fields of other types."""
+    try:
+        row = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected a JSON object, got {line[:60]!r} ({error})") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"expected a JSON object, got {line[:60]!r}")
+    step = row.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise ValueError(f"expected a step, a whole number, got {step!r}")
+    for name, value in row.items():
+        expected: tuple[type, ...] = (dict,) if name in ("strength", "ranges") else (int, float, type(None))
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise ValueError(f"expected {name} to be {'an object' if dict in expected else 'a number'}, got {value!r}")
+    return row
 
-    def __init__(self, path: Path, first_step: int):
-        self.path = path
-        kept = []
-        if path.exists():
-            for line in path.read_text().splitlines():
+
+def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of a metrics.jsonl (or of one packed as .xz), and a message for every damaged line, with its number."""
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    try:
+        with (lzma.open if path.suffix == ".xz" else open)(path, "rb") as file:
+            for number, line in enumerate(file, 1):
                 try:
-                    row = json.loads(line)
-                except json.JSONDecodeError:  # the last line of a run that was killed
-                    continue
-                if row["step"] < first_step:
-                    kept.append(line)
-        part = path.with_suffix(".part")
-        part.write_text("".join(line + "\n" for line in kept))
-        part.replace(path)
+                    if line.strip():
+                        rows.append(read_row(line))
+                except ValueError as error:
+                    problems.append(f"{path}:{number}: a damaged line is left out: {error}")
+    except (EOFError, lzma.LZMAError) as error:
+        problems.append(f"{path}: damaged, what comes after {len(rows)} rows is left out: {error}")
+    return rows, problems
+
+
+class MetricsFile:
+    """metrics.jsonl. A run that goes on from a checkpoint first drops what came after it, and damaged lines."""
+
+    def __init__(self, path: Path, first_step: int, report: Callable[[str], object] = print):
+        rows, problems = read_metrics(path) if path.exists() else ([], [])
+        for problem in problems:
+            report(problem)
+        kept = [json.dumps(row) + "\n" for row in rows if row["step"] < first_step]
+        write_text(path, "".join(kept))
         self.file = path.open("a")
 
     def write(self, row: dict[str, Any]) -> None:

@@ -61,11 +61,13 @@ class Parallel:
         self.mode = mode if self.world > 1 else "single"
         self.device = device
         if self.world > 1:
-            if device == "cuda":
+            if device.startswith("cuda"):
                 self.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
                 torch.cuda.set_device(self.device)
             if not dist.is_initialized():
-                _join("nccl" if device == "cuda" else "gloo")
+                _join("nccl" if device.startswith("cuda") else "gloo")
+        elif device.startswith("cuda:"):
+            torch.cuda.set_device(device)  # captures and the allocator's figures are the current device's
         if self.world % context:
             raise ValueError(f"context: expected a divisor of {self.world} processes, got {context}")
         self.context_size, self.stretch = context, self.rank % context

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from qed.ops import forms
+
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,5 +36,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         low = torch.from_numpy(np.ascontiguousarray(x.data)).bfloat16()
         return interpreter.TensorHandle(low.view(torch.uint16).numpy(), kind.scalar)
 
+    monkeypatch.setattr(forms, "INTERPRETED", (*forms.INTERPRETED, torch.bfloat16))
     monkeypatch.setattr(builder, "create_dot", dot)
     monkeypatch.setattr(builder, "cast_impl", rounded)

@@ -21,9 +21,10 @@ common = dict(heads=2, key_width=K, value_width=V)
 cases = (Case(batch=2, tokens=200, **common, log_decay=-0.1),
          Case(tokens=130, **common, decay="head", log_decay=-10.0, state=False),  # chunks that are cut
          Case(batch=2, tokens=130, **common, log_decay=-10.0),  # the same, in every channel by itself
+         Case(batch=2, tokens=130, **common, log_decay=-1.0, resets=5),  # chunks that forget
          Case(batch=40, tokens=70, **common, log_decay=-0.1),  # many states
          Case(batch=2, tokens=200, **common, log_decay=-0.01))  # segments, short ones on purpose
-for case, launch.SHORTEST_SEGMENT in zip(cases, (8, 8, 8, 8, 1)):
+for case, launch.SHORTEST_SEGMENT in zip(cases, (8, 8, 8, 8, 8, 1)):
     over = over_budget(case.inputs(device="cuda"), impl="triton", dtype=dtype, products=dtype)
     assert over == dict(), (case, over)
 print("passed")
@@ -32,8 +33,9 @@ REPEATS = """
 import torch
 from qed.testing import Case, run
 dtype = torch.{dtype}
-for batch, tokens, log_decay in ((24, 512, -0.1), (1, 4096, -0.1), (24, 512, -10.0)):  # the last: chunks that are cut
-    case = Case(batch=batch, tokens=tokens, heads=6, key_width=128, value_width=128, log_decay=log_decay)
+settings = ((24, 512, -0.1, 0), (1, 4096, -0.1, 0), (24, 512, -10.0, 0), (24, 512, -1.0, 20))
+for batch, tokens, log_decay, resets in settings:  # the last two: chunks that are cut, and that forget
+    case = Case(batch=batch, tokens=tokens, heads=6, key_width=128, value_width=128, log_decay=log_decay, resets=resets)
     inputs = {{n: x.to(torch.float32 if n in ("g", "initial_state") else dtype)
               for n, x in case.inputs(torch.float32, device="cuda").items()}}
     first = run(inputs, impl="triton")

@@ -14,16 +14,20 @@ same rounded operands made both sides: z is taken from them, not from the finish
 import triton
 import triton.language as tl
 
+from .forgetting import forgetting_gradients
 from .tiles import (
     as_operand,
+    bounded,
     centred,
     chunk_place,
+    forgets,
     in_other_parts,
     level_factors,
     load_tile,
     per_token,
     segment_place,
     step_decays,
+    store_decay_gradient,
     store_tile,
     whole_enough,
 )
@@ -123,13 +127,23 @@ def chunk_gradients(
         return
     place = start * H + h
     block = chunk_and_head.to(tl.int64)
-    if whole_enough(tl.load(lowest + block), REACH) != (LEVELS == 0):
+    most = tl.load(lowest + block)
+    if whole_enough(most, REACH) != (LEVELS == 0):
         return
+    if LEVELS > 0:  # noqa: SIM102  (the compiler decides this one, a GPU the next)
+        if forgets(most):
+            forgetting_gradients(
+                q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg,
+                place, block, length, tile, all_tokens, scale, H, K, V, G_WIDTH, C, BK, BV, PRECISION,
+            )  # fmt: skip
+            return
     rows, keys = tl.arange(0, C), tile * BK + tl.arange(0, BK)
     i, j = rows[:, None], rows[None, :]
 
     # Rows and keys about their centres.
-    each = step_decays(g, place, rows, keys, length, H, K, G_WIDTH, LEAST)
+    each = step_decays(g, place, rows, keys, length, H, K, G_WIDTH)
+    if LEVELS > 0:
+        each = bounded(each, LEAST)
     k_ = load_tile(k + place * K, rows, keys, H * K, length, K)
     q_ = load_tile(q + place * K, rows, keys, H * K, length, K)
     a_ = load_tile(a + place * K, rows, keys, H * K, length, K)
@@ -195,8 +209,4 @@ def chunk_gradients(
 
     if G_WIDTH > 0:
         dg_ = tl.cumsum(dG, 0, reverse=True) + d_whole[None, :]
-        if G_WIDTH == 1:
-            where = dg + (tile.to(tl.int64) * all_tokens * H + place) + rows.to(tl.int64) * H
-            tl.store(where, tl.sum(dg_, 1), mask=rows < length)
-        else:
-            store_tile(dg + place * K, rows, keys, H * K, length, K, dg_)
+        store_decay_gradient(dg, dg_, place, rows, keys, length, tile, all_tokens, H, K, G_WIDTH)

@@ -13,9 +13,12 @@ Few sequences and heads leave most of a GPU idle while one chunk follows the oth
 import triton
 import triton.language as tl
 
+from .forgetting import forgetting_terms
 from .tiles import (
+    bounded,
     centred,
     chunk_place,
+    forgets,
     in_other_parts,
     inverse,
     level_factors,
@@ -48,10 +51,17 @@ def chunk_terms(
     place = start * H + h  # in tokens × heads
     block = chunk.to(tl.int64) * H + h
     if LEVELS > 0:
-        if whole_enough(tl.load(lowest + block), REACH):
+        most = tl.load(lowest + block)
+        if whole_enough(most, REACH):
+            return
+        if forgets(most):
+            forgetting_terms(
+                q, k, a, g, a_tilde, q_tilde, k_bar, gamma, P, T, place, block, length, scale,
+                H, K, G_WIDTH, C, LOG_C, BK, PRECISION,
+            )  # fmt: skip
             return
     else:
-        most = most_decay(g, place, length, H, K, ALL_K, G_WIDTH, LEAST, C)
+        most = most_decay(g, place, length, H, K, ALL_K, G_WIDTH, C)
         tl.store(lowest + block, most)
         if not whole_enough(most, REACH):
             return
@@ -63,10 +73,12 @@ def chunk_terms(
     for first in range(0, K, BK):
         columns = first + tl.arange(0, BK)
         # Loads first, one behind the other, and only then what waits for them.
-        each = step_decays(g, place, rows, columns, length, H, K, G_WIDTH, LEAST)
+        each = step_decays(g, place, rows, columns, length, H, K, G_WIDTH)
         k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
         a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
         q_ = load_tile(q + place * K, rows, columns, H * K, length, K)
+        if LEVELS > 0:
+            each = bounded(each, LEAST)
         own, centre, total, rest, whole = centred(each, SUB)
         tl.store(gamma + block * K + columns, tl.exp2(whole), mask=columns < K)
 

@@ -17,12 +17,15 @@ from torch import Tensor
 
 from ..launching import FUSED, on_its_device
 from ..packing import chunk_bound, sequence_count
+from ..validation import offsets_of
 from .backward import chunk_gradients, pair_gradients, state_gradients
 from .forward import chunk_states, chunk_terms, segment_starts
 from .step import decode_step
+from .table import chunk_table
 from .tuning import CHUNK, SLOTS, Config, architecture, config, product_tile, refuse_known_bad
 
 SHORTEST_SEGMENT = 8  # in chunks
+TABLE_CHUNKS, TABLE_SEQUENCES = 64, 128  # that a program of `chunk_table` looks at together
 
 
 class Shapes(NamedTuple):
@@ -68,7 +71,8 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
     setting = shapes.setting(kernel, lanes)
     known: dict[str, Any] = shapes._asdict() | {"BK": setting.BK, "BV": setting.BV}
     known |= {"C": CHUNK, "LOG_C": CHUNK.bit_length() - 1, "ALL_K": product_tile(shapes.K)}
-    known |= {"REACH": 80.0 if shapes.dtype == torch.float32 else 110.0, "LEAST": -80.0 / shapes.sub}
+    reach = 80.0 if shapes.dtype == torch.float32 else 110.0
+    known |= {"REACH": reach, "LEAST": -reach / shapes.sub}
     known |= {"CENTRED": tl.bfloat16 if shapes.dtype == torch.bfloat16 else tl.float32}
     found = {name: known[name] for name in TAKES[kernel.removesuffix(", cut")]}
     # Matrix units round float32 to ten bits unless asked for three products: what float32 inputs are owed.
@@ -104,6 +108,12 @@ def _each_blocking(kernel: Any, blocks: int, arguments: tuple[Any, ...], shapes:
         kernel[(blocks * tiles,)](*arguments, **blocking)
 
 
+def chunk_count(q: Tensor, cu_seqlens: Tensor | None) -> int:
+    """How many chunks there is room for: as many as there are, or if sequences are packed as there can be."""
+    batch, tokens = q.shape[:2]
+    return chunk_bound(batch, tokens, sequence_count(q, cu_seqlens), CHUNK, cu_seqlens is not None)
+
+
 class ChunkTable(NamedTuple):
     """Which sequence every chunk belongs to, made on the device: nothing waits for `cu_seqlens`."""
 
@@ -115,14 +125,19 @@ class ChunkTable(NamedTuple):
 
     @staticmethod
     def of(q: Tensor, cu_seqlens: Tensor | None) -> ChunkTable:
-        batch, tokens = q.shape[:2]
-        chunks = chunk_bound(batch, tokens, sequence_count(q, cu_seqlens), CHUNK, cu_seqlens is not None)
+        chunks, tokens = chunk_count(q, cu_seqlens), q.shape[1]
         if cu_seqlens is None:
             return ChunkTable(chunks, tokens)
-        ends = (cu_seqlens.diff() + (CHUNK - 1)).div(CHUNK, rounding_mode="floor").cumsum(0)
-        every = torch.arange(chunks, device=q.device, dtype=ends.dtype)
-        sequence_of = torch.searchsorted(ends, every, right=True).clamp_(max=ends.shape[0] - 1)
-        return ChunkTable(chunks, tokens, cu_seqlens, sequence_of, torch.nn.functional.pad(ends[:-1], (1, 0)))
+        if cu_seqlens.device.type == "cpu":  # interpreted, and without assertions
+            offsets_of(cu_seqlens, tokens)
+        cu_seqlens, sequences = cu_seqlens.contiguous(), sequence_count(q, cu_seqlens)
+        sequence_of, first = (torch.empty(size, dtype=torch.int32, device=q.device) for size in (chunks, sequences))
+        chunk_table[(max(1, -(-chunks // TABLE_CHUNKS)),)](
+            *(cu_seqlens, sequence_of, first, tokens, sequences, chunks),
+            **{"C": CHUNK, "BN": TABLE_SEQUENCES, "BC": TABLE_CHUNKS, "sanitize_overflow": False},
+            **FUSED,
+        )
+        return ChunkTable(chunks, tokens, cu_seqlens, sequence_of, first)
 
     @property
     def by_chunk(self) -> tuple[Any, ...]:
@@ -303,7 +318,7 @@ def step(
 def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
     """Uninitialised memory for what the backward starts from: the chunks' terms, their start states and R, and the
     maps of segments where sequences are cut."""
-    chunks, segments = ChunkTable.of(q, cu_seqlens).chunks, Segments.of(q, cu_seqlens)
+    chunks, segments = chunk_count(q, cu_seqlens), Segments.of(q, cu_seqlens)
     K = q.shape[-1]
     shape = (segments.lanes // q.shape[2], q.shape[2], 2, K, K) if segments.each > 1 else (0,)
     maps = q.new_empty(shape, dtype=torch.float32 if segments.each > 1 else q.dtype)

@@ -14,20 +14,25 @@ channels has to be a matrix product, so the exponential must fall apart into a f
   less than exp(−REACH / RATIO), which is below what precision sees: 1e-6 for 16-bit numbers (RATIO = 8), 2e-9 for
   float32 (RATIO = 4). So one product does all pairs of different parts, however far they decay.
 - Pairs in one part: in the same way, the part cut again (float32, LEVELS = 2), or about its centre, when a part is a
-  sub-block: it decays no further than exp(−REACH), because no g counts below −80 / SUB: exp(−10) = 5e-5 for 16-bit
-  numbers, SUB = 8, and exp(−20) for float32, SUB = 4.
+  sub-block: it decays no further than exp(−REACH), because in a chunk that is cut no g counts below −REACH / SUB:
+  exp(−13.75) = 1e-6 for 16-bit numbers, SUB = 8, and exp(−20) = 2e-9 for float32, SUB = 4.
+- A step that *forgets* has a decay below 2^FORGOTTEN, for which float32 has no normal number; g = −inf is one. Its
+  factor is exactly 0, which no difference of sums gives. A chunk with such a step takes its pairs by distance instead,
+  one after the other (`forgetting.py`): many times slower, and exact. Other chunks do not pay for it.
 
 Each kernel with pairs is launched twice: for the chunks that are one block (SUB = C, LEVELS = 0), and for those that
 are cut. When a model starts to learn, its decays reach exp(−104) in a chunk and all are whole; later many may be cut.
 
 Products are of the whole chunk with itself, masked to the pairs they are for: every operand is a full tile. Exponents
-are powers of two (g times log₂e). g = −inf is a clamped g like others, and −inf − (−inf) never arises.
+are powers of two (g times log₂e). −inf − (−inf) never arises, because what is −inf is bounded before it is summed. NaN
+is not: a NaN in g makes its whole chunk NaN, and with the state everything after it.
 """
 
 import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+FORGOTTEN = tl.constexpr(-126.0)  # in powers of two: the smallest normal float32
 
 
 @triton.jit
@@ -79,10 +84,20 @@ def store_tile(x, rows, columns, stride, n_rows, n_columns, value):
 
 
 @triton.jit
-def step_decays(
-    g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, LEAST: tl.constexpr
+def store_decay_gradient(
+    dg, value, place, rows, keys, length, tile, all_tokens, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """g [C, BK] in powers of two, none below LEAST, from width K, 1 (one decay per head) or 0 (none)."""
+    """[C, BK] to width K; or, where there is one decay per head, its sum over the tile's channels."""
+    if WIDTH == 1:
+        where = dg + (tile.to(tl.int64) * all_tokens * H + place) + rows.to(tl.int64) * H
+        tl.store(where, tl.sum(value, 1), mask=rows < length)
+    else:
+        store_tile(dg + place * K, rows, keys, H * K, length, K, value)
+
+
+@triton.jit
+def step_decays(g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr):
+    """g [C, BK] in powers of two, from width K, 1 (one decay per head) or 0 (none)."""
     C: tl.constexpr = rows.shape[0]
     BK: tl.constexpr = columns.shape[0]
     if WIDTH == 0:
@@ -92,7 +107,19 @@ def step_decays(
         each = tl.broadcast_to(each[:, None], (C, BK))
     else:
         each = load_tile(g + place * K, rows, columns, H * K, length, K).to(tl.float32)
-    return tl.maximum(each, LEAST) * LOG2_E
+    return each * LOG2_E
+
+
+@triton.jit
+def bounded(each, LEAST: tl.constexpr):
+    """Decays as they count in a chunk that is cut: none below LEAST, in powers of two of g's own unit; NaN stays."""
+    return tl.maximum(each, LEAST * LOG2_E, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def forgets(most):
+    """Whether some step of a chunk forgets, by what `most_decay` found. Such a chunk is one of those that are cut."""
+    return most == float("-inf")
 
 
 @triton.jit
@@ -124,12 +151,11 @@ def whole_enough(most, REACH: tl.constexpr):
 
 @triton.jit
 def most_decay(
-    g, place, length, H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, WIDTH: tl.constexpr,
-    LEAST: tl.constexpr, C: tl.constexpr,
+    g, place, length, H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """What a chunk's channel of most decay decays in all, in powers of two."""
-    each = step_decays(g, place, tl.arange(0, C), tl.arange(0, ALL_K), length, H, K, WIDTH, LEAST)
-    return tl.min(tl.sum(each, 0))
+    """What a chunk's channel of most decay decays in all, in powers of two; −inf if a step of it forgets."""
+    each = step_decays(g, place, tl.arange(0, C), tl.arange(0, ALL_K), length, H, K, WIDTH)
+    return tl.min(tl.sum(tl.where(each < FORGOTTEN, float("-inf"), each), 0))
 
 
 @triton.jit

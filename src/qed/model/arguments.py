@@ -1,0 +1,142 @@
+"""What callers of transformers' models pass to `forward`, and what it means here.
+
+Collators that pack documents without padding say where each begins in up to four ways: offsets (`cu_seqlens`, or
+`cu_seq_lens_q` and `cu_seq_lens_k`), the document that each token belongs to (`seq_idx`), and positions that begin
+again (`position_ids`). All of them become offsets, and must agree.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .config import QEDConfig, nearest
+
+
+@lru_cache
+def _names(function: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [x.name for x in parameters if x.kind is not inspect.Parameter.VAR_KEYWORD and x.name != "self"]
+
+
+def refuse_unknown(function: Callable[..., Any], given: dict[str, Any]) -> None:
+    """Raise TypeError if something was given that `function` does not take."""
+    for name in given:
+        known = nearest(name, _names(function))
+        raise TypeError(f"forward() got an unexpected argument {name!r}; the nearest one it takes is {known!r}")
+
+
+def wants_hidden_states(config: QEDConfig, output_hidden_states: bool | None, output_attentions: bool | None) -> bool:
+    """What a call asks for beside the result; what it leaves open, the configuration says."""
+    if config.output_attentions if output_attentions is None else output_attentions:
+        raise ValueError("output_attentions: a recurrent layer has no attention weights; expected False, got True")
+    wanted = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+    if not isinstance(wanted, bool | None):
+        raise ValueError(f"output_hidden_states: expected True for all layers, or False, got {wanted!r}")
+    return bool(wanted)
+
+
+def offsets(
+    batch: int,
+    tokens: int,
+    *,
+    cu_seqlens: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    continues: bool = False,
+) -> Tensor | None:
+    """Offsets [N + 1] of the sequences packed in one row of tokens; None where every row is one sequence.
+
+    Offsets are taken as they are, without waiting for a GPU. `seq_idx` or `position_ids` alone have to be read to know
+    how many sequences there are, which waits for it once. Where one call says the same thing in several ways, they are
+    compared: on a GPU by an assertion on the device, which nothing waits for.
+
+    Args:
+        position_ids: [B, T], [1, T] or [T]. They say where sequences begin only if nothing else is said of the tokens
+            by a mask or a cache (`continues`): with those they are the positions of one sequence's tokens.
+        max_length_q, max_length_k: no sequence is longer, which is checked on a CPU; nothing else is done with them.
+        continues: whether there is an attention mask or a cache.
+    """
+    said = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+    given = {name: x for name, x in said.items() if x is not None}
+    said = {"seq_idx": seq_idx, "position_ids": None if continues else position_ids}
+    rows = {name: _rows(name, x, batch, tokens) for name, x in said.items() if x is not None}
+    for name in (*given, *rows):
+        if continues:
+            raise ValueError(f"{name}: packed sequences go with neither an attention_mask nor a cache")
+        if batch != 1 and name in given:
+            raise ValueError(f"{name}: packed sequences need batch size 1, got {batch}")
+    starts = {name: _starts_of_rows(name, x, waits=not given) for name, x in rows.items()}
+    if len(given) + len(rows) > 1:
+        _agree({name: _starts_of_offsets(x, tokens) for name, x in given.items()} | starts, waits=not given)
+    for found in given.values():
+        _check_longest(found, max_length_q=max_length_q, max_length_k=max_length_k)
+        return found.to(torch.int64)
+    for name, begins in starts.items():
+        return _offsets_of(name, begins)
+    return None
+
+
+def _rows(name: str, x: Tensor, batch: int, tokens: int) -> Tensor:
+    shape = list(x.shape)
+    x = x[None] if x.dim() == 1 else x
+    if x.dim() != 2 or x.shape[1] != tokens or x.shape[0] not in (1, batch):
+        raise ValueError(f"{name}: expected shape [{batch}, {tokens}], got {shape}")
+    return x.expand(batch, tokens)
+
+
+def _starts_of_offsets(x: Tensor, tokens: int) -> Tensor:
+    """[1, T]: where a sequence begins. Empty ones begin nowhere, and the last offset is the end."""
+    begins = torch.zeros(1, tokens + 1, dtype=torch.bool, device=x.device)
+    return begins.index_fill_(1, x.to(torch.int64).clamp(0, tokens), True)[:, :tokens]
+
+
+def _starts_of_rows(name: str, x: Tensor, *, waits: bool) -> Tensor:
+    """[B, T]: where a sequence begins: where another index stands, or where positions do not go on by one."""
+    begins = torch.ones(x.shape, dtype=torch.bool, device=x.device)
+    begins[:, 1:] = x.diff(dim=1) != (1 if name == "position_ids" else 0)
+    if name == "position_ids":
+        message = "position_ids: expected positions that go on by one or begin again where the first one began"
+        _hold(~(begins & (x != x[:, :1])).any(), message, waits)
+    return begins
+
+
+def _agree(starts: dict[str, Tensor], *, waits: bool) -> None:
+    first, *others = starts
+    for name in others:
+        same = (starts[name] == starts[first]).all()
+        _hold(same, f"{name}: expected the same sequences as {first} says, got others", waits)
+
+
+def _check_longest(offsets: Tensor, **limits: int | None) -> None:
+    for name, most in limits.items():
+        if isinstance(most, int) and offsets.device.type == "cpu" and bool((offsets.diff() > most).any()):
+            raise ValueError(f"{name}: expected at least the longest sequence, {int(offsets.diff().max())}, got {most}")
+
+
+def _hold(condition: Tensor, message: str, waits: bool) -> None:
+    """Raise ValueError unless it holds. On a GPU that is not to be waited for, the device asserts it instead."""
+    if condition.device.type != "cpu" and not waits:
+        torch._assert_async(condition, message)
+    elif not bool(condition):
+        raise ValueError(message)
+
+
+def _offsets_of(name: str, begins: Tensor) -> Tensor | None:
+    """Waits for the device: how many sequences there are is read from it."""
+    batch, tokens = begins.shape
+    if not bool(begins[:, 1:].any()):
+        return None
+    if batch != 1:
+        raise ValueError(f"{name}: packed sequences need batch size 1, got {batch}; put them behind one another")
+    first = begins[0].nonzero().flatten()
+    return torch.cat([first, first.new_full((1,), tokens)])

@@ -1,0 +1,73 @@
+"""What the model with and without its head have in common: how they meet transformers, and how they are loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..layers import Mixer
+from .config import QEDConfig
+from .files import check_checkpoint, check_config, check_options
+from .initialization import initialize
+
+
+def weights_dtype(device: str) -> torch.dtype:
+    """In which weights are loaded to generate or to be evaluated: bfloat16 on any GPU."""
+    return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+
+
+class QEDPreTrainedModel(PreTrainedModel):
+    config_class = QEDConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("QEDBlock",)
+    _keep_in_fp32_modules_strict = ("A_log", "dt_bias", "theta", "random_direction")
+    _supports_sdpa = True
+    # A recurrent state cannot go back, as an assistant's rejected tokens would need: transformers then refuses assisted
+    # generation before it begins.
+    _is_stateful = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        initialize(module, self.config)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but whole or not at all: safetensors of the checkpoint's own folder only, every tensor
+        there and of its shape."""
+        check_options(kwargs)
+        check_config(kwargs.get("config"))
+        if pretrained_model_name_or_path is not None:
+            check_checkpoint(pretrained_model_name_or_path, kwargs)
+        wants_info = kwargs.pop("output_loading_info", False)
+        try:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise ValueError(
+                f"{pretrained_model_name_or_path}: expected safetensors, got a damaged file: {error}"
+            ) from error
+        problems = [f"{name}: {list(found)} in the checkpoint, {list(expected)} in the model"
+                    for name, found, expected in info["mismatched_keys"]]  # fmt: skip
+        problems += [f"{name}: not in the checkpoint" for name in sorted(info["missing_keys"])]
+        problems += [f"{name}: not in the model" for name in sorted(info["unexpected_keys"])]
+        if problems:
+            shown = "\n  ".join(problems[:10]) + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
+            raise ValueError(f"{pretrained_model_name_or_path}: not this model's checkpoint:\n  {shown}")
+        return (model, info) if wants_info else model
+
+    def set_strength_scale(self, scale: float) -> None:
+        """λ → scale · λ at every token, in prefill and decoding (the paper's s). Layers without λ are unchanged."""
+        for module in self.modules():
+            if isinstance(module, Mixer):
+                module.strength_scale = float(scale)
+
+    def end_tokens(self) -> set[int]:
+        """The tokens that end a text: those of the configuration and of the generation's, which may name several."""
+        configs = (self.config, getattr(self, "generation_config", None))
+        given = [x for x in (getattr(config, "eos_token_id", None) for config in configs) if x is not None]
+        return {int(token) for x in given for token in (x if isinstance(x, list | tuple) else [x])}

@@ -1,0 +1,89 @@
+"""What a captured step holds on to, as one value: as long as that is the same, the step may be replayed.
+
+A CUDA graph keeps addresses of tensors, and numbers that were Python's when it was captured. Weights that change in
+place are read anew by every replay; everything else has to be noticed: another tensor in a weight's place, another
+module, another λ_max, an adapter switched on. The modules of this package say by `SETTINGS` which numbers they use; of
+any other module, such as an adapter, everything counts.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from ..layers import GatedRMSNorm, Mixer, ResidualProjection, RMSNorm, ShortConvolution, SwiGLU
+from ..layers.linear import Linear
+
+if TYPE_CHECKING:
+    from .causal_lm import QEDForCausalLM
+
+SETTINGS: dict[type[nn.Module], Any] = {
+    Mixer: attrgetter("row", "num_heads", "head_dim", "value_head_dim", "lambda_max", "read_scale", "strength_scale"),
+    RMSNorm: attrgetter("eps"),
+    GatedRMSNorm: attrgetter("eps", "activation"),
+    nn.Embedding: attrgetter("padding_idx", "max_norm", "norm_type"),
+    **dict.fromkeys((Linear, ResidualProjection, ShortConvolution, SwiGLU, nn.Linear, nn.ModuleList)),
+}
+_OF_EVERY_MODULE = frozenset(nn.Module().__dict__) - {"training"}
+_GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+
+
+def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
+    """None where no captured step is right: with softmax layers, whose states grow; with hooks or a `forward` of one
+    module's own, which a replay would not call; and where a sequence is spread over processes."""
+    blocks, device = list(model.model.layers), model.lm_head.weight.device.type
+    mixers = [block._modules.get("mixer") for block in blocks]  # past torch's `__getattr__`, which takes its time
+    if any(_GLOBAL_HOOKS) or not all(isinstance(mixer, Mixer) and mixer.context is None for mixer in mixers):
+        return None
+    # The classes that a step takes apart: of them only hooks, weights and parts matter.
+    shells = {type(model), type(model.model), type(blocks[0])}
+    found: list[Any] = [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
+    left: list[Any] = [model]
+    tensors: list[Tensor | None] = []
+    for module in left:  # which grows
+        own, kind = module.__dict__, type(module)
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
+            return None
+        found.append(kind)
+        settings = None if kind in shells else SETTINGS.get(kind, _everything)
+        if settings is not None:
+            found.append(settings(module))
+        tensors += own["_parameters"].values()
+        tensors += own["_buffers"].values()
+        if own["_modules"]:
+            left += [x for x in own["_modules"].values() if x is not None]
+    plain = nn.Parameter
+    found += [(x.data_ptr(), x.dtype, x.shape, x.stride()) if type(x) is plain else _tensor(x) for x in tensors]
+    return tuple(found)
+
+
+def _tensor(x: Tensor | None) -> Any:
+    """Where it is and how it is read."""
+    if x is None:
+        return None
+    if type(x) is nn.Parameter or type(x) is Tensor:
+        return x.data_ptr(), x.dtype, x.shape, x.stride()
+    if hasattr(x, "__tensor_flatten__"):  # quantised, or spread over processes: what it is made of
+        return type(x), *(_tensor(getattr(x, name)) for name in x.__tensor_flatten__()[0])
+    return id(x)
+
+
+def _everything(module: nn.Module) -> tuple[Any, ...]:
+    return tuple((name, _frozen(x)) for name, x in module.__dict__.items() if name not in _OF_EVERY_MODULE)
+
+
+def _frozen(x: Any) -> Any:
+    """A value that stays as it is now, and equals another only if it says the same."""
+    if x is None or isinstance(x, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
+        return type(x), x
+    if isinstance(x, dict):
+        return tuple((_frozen(key), _frozen(value)) for key, value in x.items())
+    if isinstance(x, list | tuple):
+        return tuple(map(_frozen, x))
+    if isinstance(x, set | frozenset):
+        return frozenset(map(_frozen, x))
+    return _tensor(x) if isinstance(x, Tensor) else id(x)

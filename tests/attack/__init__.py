@@ -1,0 +1,1 @@
+"""The standing attack: fuzzers that hold the package to its contracts. `docs/attack.md` says how to run them."""
