@@ -192,13 +192,17 @@ BAD_CALLS: list[tuple[tuple[str, ...], str]] = [
     (("prepare", "synthetic:5", "--tokenizer", "nothing", "--out", "out"), "--tokenizer: expected"),
     (("prepare", "synthetic:5", "--tokenizer", "bpe:300", "--out", "out", "--part", "x"), "--part: expected"),
     *(
-        ((*("train", "mini", "--out", "out", "--set", "data=data", "--set"), f"{field}={value}"), field)
+        (
+            (*("train", "mini", "--out", "out", "--set", "data=data", "--set"), f"{field}={value}"),
+            field.removeprefix("model."),
+        )
         for field, value in (
             *(("log_every", "0"), ("total_tokens", "abc"), ("total_tokens", "1e400"), ("betas", "5"), ("betas", "[1]")),
-            *(("seed", "-1"), ("seed", "abc"), ("learning_rate", "nan"), ("nonsense", "1"), ("validation", "nothing")),
+            *(("seed", "-1"), ("seed", "abc"), ("learning_rate", "nan"), ("nonsense", "1")),
             *(("model.lamda_max", "1"), ("model.hidden_size", "wide")),
         )
     ),
+    (("train", "mini", "--out", "out", "--set", "data=data", "--set", "validation=nothing"), "nothing: expected what"),
     (("train", "xyz", "--out", "out"), "RECIPE: expected one of paper_340m"),
     (("train", "mini", "--out", "out", "--set", "data"), "--set: expected field=value, got 'data'"),
     (("train", "mini", "--out", "out", "--set", "seed=1", "--set", "seed=2"), "--set: expected one value of seed"),
