@@ -187,6 +187,22 @@ BAD_CALLS: list[tuple[tuple[str, ...], str]] = [
     (("prepare", "synthetic:5", "--tokenizer", "bpe:300", "--out", "/proc/x"), "/proc/x"),
     (("prepare", "synthetic:5", "--tokenizer", "bpe:300", "--out", "out", "--practice", "nan"), "--practice"),
     (("prepare", "synthetic:5", "--tokenizer", "bpe:300", "--out", "out", "--limit", "9" * 30), "--limit"),
+    (("prepare", "hf:", "--tokenizer", "bpe:300", "--out", "out"), "hf:"),
+    (("prepare", "nothing", "--tokenizer", "bpe:300", "--out", "out"), "SOURCE: expected"),
+    (("prepare", "synthetic:5", "--tokenizer", "nothing", "--out", "out"), "--tokenizer: expected"),
+    (("prepare", "synthetic:5", "--tokenizer", "bpe:300", "--out", "out", "--part", "x"), "--part: expected"),
+    *(
+        (
+            (*("train", "mini", "--out", "out", "--set", "data=data", "--set"), f"{field}={value}"),
+            field.removeprefix("model."),
+        )
+        for field, value in (
+            *(("log_every", "0"), ("total_tokens", "abc"), ("total_tokens", "1e400"), ("betas", "5"), ("betas", "[1]")),
+            *(("seed", "-1"), ("seed", "abc"), ("learning_rate", "nan"), ("nonsense", "1")),
+            *(("model.lamda_max", "1"), ("model.hidden_size", "wide")),
+        )
+    ),
+    (("train", "mini", "--out", "out", "--set", "data=data", "--set", "validation=nothing"), "nothing: expected what"),
     (("train", "xyz", "--out", "out"), "RECIPE: expected one of paper_340m"),
     (("train", "mini", "--out", "out", "--set", "data"), "--set: expected field=value, got 'data'"),
     (("train", "mini", "--out", "out", "--set", "seed=1", "--set", "seed=2"), "--set: expected one value of seed"),
@@ -200,6 +216,7 @@ BAD_CALLS: list[tuple[tuple[str, ...], str]] = [
     *((("reproduce", "--out", "out", "--minutes", text), "--minutes") for text in ("inf", "-1", "x")),
     (("reproduce", "--out", "out", "--device", "gpu"), "--device"),
     (("reproduce", "--out", "file"), "--out: expected a folder"),
+    (("reproduce", "--out", "out", "--only", "xyz"), "--only: expected"),
     (("reproduce", "--out", "out", "--words", "nothing"), "--words: expected a folder, got nothing"),
     (("reproduce", "--out", "out", "--data", "x=file"), "--data"),
     (("reproduce", "--out", "empty", "--collect", "file"), "--collect: expected a folder, got the file file"),
@@ -246,7 +263,7 @@ MISSING = [
 # One process imports what takes long, and has a child for every package that is not to be found.
 CHILDREN = """
 import os, sys
-import transformers
+from qed.model.causal_lm import QEDForCausalLM
 from qed.cli import app
 for package, call in {calls!r}:
     child = os.fork()

@@ -31,8 +31,8 @@ INSTALLED_BY = {
 
 
 def console_for(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: a folder named `o[/b]` is no markup."""
-    return Console(stderr=stderr, markup=False)
+    """A console that prints text as it is: a folder named `o[/b]` is no markup, and line :100: no emoji."""
+    return Console(stderr=stderr, markup=False, emoji=False)
 
 
 @contextmanager

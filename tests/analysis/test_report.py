@@ -16,7 +16,7 @@ from qed.analysis import results
 from qed.analysis.conclusions import conclusions
 from qed.analysis.report import write
 from qed.analysis.strength import compare
-from qed.analysis.tables import contrasts
+from qed.analysis.tables import contrasts, retrieval
 from qed.cli import app
 
 LENGTHS = (512, 1024, 2048, 4096)
@@ -191,18 +191,111 @@ def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path, change: 
     assert not (tmp_path / "out").exists()
 
 
-def test_damaged_results_are_named(base: Path, tmp_path: Path) -> None:
-    file = base / "qed-0" / "eval" / "niah_single_1-1024.jsonl"
-    text = file.read_text()
-    file.write_text(text[:-10])
-    with pytest.raises(ValueError, match=r"niah_single_1-1024.jsonl:100: expected a JSON object"):
-        write(base, tmp_path / "out")
-    file.write_text("".join(text.splitlines(keepends=True)[:40]))
-    with pytest.raises(ValueError, match=r"niah_single_1-1024.jsonl:40: expected 100 lines, got 40"):
-        write(base, tmp_path / "out")
+def changed(path: Path, **fields: Any) -> None:
+    found = json.loads(path.read_text())
+    found["result"] |= fields
+    path.write_text(json.dumps(found))
+
+
+def doubled(path: Path) -> None:
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*rows[:-1], rows[0]]))
+
+
+DAMAGE: dict[str, tuple[Any, str]] = {
+    "a line cut off": (
+        lambda x: x.with_suffix(".jsonl").write_text(x.with_suffix(".jsonl").read_text()[:-10]),
+        "1024.jsonl:100: expected a JSON object",
+    ),
+    "lines missing": (
+        lambda x: x.with_suffix(".jsonl").write_text('{"index": 0, "correct": 1}\n'),
+        "1024.jsonl: expected 100 lines, got 1",
+    ),
+    "no lines": (lambda x: x.with_suffix(".jsonl").unlink(), "1024.jsonl: expected a file of JSON lines"),
+    "an example twice": (lambda x: doubled(x.with_suffix(".jsonl")), "1024.jsonl:100: expected each example once"),
+    "too many right": (lambda x: changed(x, correct=101), "expected 0 ≤ correct ≤ samples, got 101 of 100"),
+    "another count": (lambda x: changed(x, correct=94, accuracy=0.94), "expected 94 correct lines, got 95"),
+    "another share": (lambda x: changed(x, accuracy=0.5), "expected an accuracy of 95 in 100, got 0.5"),
+    "not finished": (lambda x: x.write_text(json.dumps({"about": json.loads(x.read_text())["about"]})), "not finished"),
+    "half a file": (lambda x: x.write_text(x.read_text()[:30]), "expected a result of `qed eval`"),
+    "another type": (lambda x: x.write_text("[]"), "expected a result of `qed eval`, got JSON of type list"),
+    "another's name": (lambda x: x.write_text(x.read_text().replace("1024", "2048")), "expected a result of niah"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_result_is_missing_and_named(base: Path, damage: str) -> None:
+    damaging, message = DAMAGE[damage]
+    damaging(base / "qed-0" / "eval" / "niah_single_1-1024.json")
+    found, (problem,) = results.survey(base)
+    assert message in problem
+    (run,) = (x for x in found if x.path.name == "qed-0")
+    rows = [row for row in retrieval(found, "niah_single_1").rows if row[:2] == ["0", "QED"]]
+    assert [row[2:5] for row in rows] == [["100.0 [96.4, 100.0]", None, "80.0 [70.8, 87.3]"]]
+    assert "niah_single_1-1024" not in run.results
+
+
+def test_what_is_left_out_is_said(base: Path, tmp_path: Path) -> None:
+    """On the terminal, with the number of the line, and on the page."""
+    DAMAGE["a line cut off"][0](base / "qed-0" / "eval" / "niah_single_1-1024.json")
+    done = CliRunner().invoke(app, ["report", str(base), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    for said in (done.output, (tmp_path / "out" / "report.md").read_text()):
+        assert "niah_single_1-1024.jsonl:100: expected a JSON object" in said
+
+
+def test_unfinished_pieces_never_block_the_report(base: Path, tmp_path: Path) -> None:
+    """Of every kind at once; what is whole is reported."""
+    (base / "qed-0" / "eigenvalues.json").write_text('{"all": {"eigenvalue": {}}}')
+    (base / "qed-0" / "strength" / "strength.json").write_text("{")
+    shutil.rmtree(base / "qed-0" / "strength" / "1")
+    (base / "qed-1" / "strength" / "2" / "niah_single_1-2048.jsonl").write_bytes(b"\xff")
+    (base / "qed-1" / "eval" / "positions-512.json").write_text(
+        '{"about": {"task": "positions"}, "result": {"bins": 3}}'
+    )
+    (base / "qed-nogate-0").mkdir()  # just begun
+    (base / "gdn2-7" / "checkpoints").mkdir(parents=True)
+    for name, text in (("a", "{"), ("b", '{"config": 3}'), ("c", '{"config": {"model": {"rule": "none"}, "seed": 0}}')):
+        (base / name).mkdir()
+        (base / name / "config.json").write_text(text)
+    (base / "report").mkdir()
+    (base / "report" / "report.html").write_text("an earlier one")
+    write(base, tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    for named in (
+        "qed-0/eigenvalues.json: expected a result of `qed eigenvalues`",
+        "qed-0/strength/strength.json: expected a summary",
+        "qed-0/strength: no finished result at s = 1",
+        "qed-1/strength/2/niah_single_1-2048.jsonl:1: expected",
+        "qed-1/eval/positions-512.json: expected losses by position",
+        "qed-nogate-0: no config.json",
+        "gdn2-7: no config.json",
+        *(f"{name}/config.json: expected" for name in "abc"),
+    ):
+        assert named in text
+    assert "report: no config" not in text
+    assert "95.0 [88.7, 98.4]" in text
+    assert "The mechanism (QED against GDN-2: +25.0 points at seed 0" in text
+
+
+def test_nothing_to_report_is_an_error(base: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
     assert "RUNS: expected a folder of runs" in done.output
+    for config in base.glob("*/config.json"):
+        config.write_text("{")
+    with pytest.raises(ValueError, match=r"RUNS: expected folders with a config.json .*gdn2-0/config.json: exp"):
+        write(base, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_of_other_prompts_are_not_in_one_table(base: Path, tmp_path: Path) -> None:
+    for run, prompt in (("qed-0", "a"), ("gdn2-0", "b")):
+        file = base / run / "eval" / "niah_single_1-1024.jsonl"
+        rows = [json.loads(x) | {"prompt_sha256": prompt} for x in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"not in one table: example 0 of .* differ in prompt_sha256, 'b' and 'a'"):
+        write(base, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("dark", "paper"), [(False, (255, 255, 255)), (True, (0x16, 0x18, 0x1C))])

@@ -4,6 +4,7 @@ import itertools
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from qed.data import tokenization
 from qed.data.synthetic import documents
 from qed.eval import niah
 from qed.eval.answers import answers
-from qed.eval.run import Options
+from qed.eval.prompts import Options
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -53,3 +54,24 @@ def test_their_score_is_ours(said: str) -> None:
 
     found = process_results({"max_length": 4096, "outputs": ["1234567"]}, [said])["4096"]
     assert bool(found) == niah.correct(said, "1234567")
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_what_cannot_run_is_found_first(tmp_path: Path) -> None:
+    """A task lm-eval does not have, a file without answers, a checkpoint without a tokenizer; nothing is written."""
+    from qed.eval.harness import run
+
+    torch.manual_seed(0)
+    QEDForCausalLM(QEDConfig.tiny()).save_pretrained(tmp_path / "model")
+    (tmp_path / "fda.jsonl").write_text('{"text": "a:", "key": "a", "value": ""}\n')
+    data = {"fda": tmp_path / "fda.jsonl"}
+
+    def refused(task: str, message: str, **more: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            run(tmp_path / "model", [task], Options(**more), out=tmp_path / "out", device="cpu", console=Console())
+
+    refused("niah_single_9", "--task: expected niah_single_.*, got 'niah_single_9'")
+    refused("fda", "CHECKPOINT: expected a tokenizer.json")
+    tokenization.train(["a b c"], 300).save(str(tmp_path / "model" / "tokenizer.json"))
+    refused("fda", "fda.jsonl:1: expected an answer with at least one character", data=data)
+    assert not (tmp_path / "out").exists()

@@ -92,3 +92,10 @@ def test_bad_rows_name_their_line(letters: Tokenizer) -> None:
         one("fda", {"text": "x"}, letters, "A1")
     with pytest.raises(ValueError, match="--variant: expected one of A0, A1, B, got 'C'"):
         one("fda", ROW, letters, "C")
+
+
+@pytest.mark.parametrize("answers", ["42", ["42"], {"text": "42"}, {"text": ["42"]}])
+def test_an_answer_is_not_its_letters(letters: Tokenizer, answers: object) -> None:
+    """A gold "4" would be right nearly always."""
+    asked = {"context": "It is 42.", "question": "What is it?", "answers": answers}
+    assert one("squad_completion", asked, letters, "A1")[1] == ("42",)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from qed.data.prepare import prepare
 from qed.data.synthetic import documents
 from qed.eval import answers as answering
 from qed.eval.answers import answers, read
+from qed.eval.prompts import Options, needle_prompts
+from qed.eval.records import write_rows
 from qed.testing import relative_error
 
 
@@ -162,4 +165,99 @@ def test_bad_input(tmp_path: Path, checkpoint: Path, words: Path) -> None:
     assert (status, "bad.jsonl:2: expected a JSON object" in said) == (1, True)
     status, said = run(checkpoint, "--task", "niah_single_9", "--out", tmp_path / "out")
     assert (status, "--task: expected" in said) == (1, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_task_that_cannot_run_keeps_the_others_from_running(tmp_path: Path, checkpoint: Path, words: Path) -> None:
+    """Everything is looked at first: the last task's earlier results are another evaluation's."""
+    rows = [{"key": "maker", "value": f"firm {i}", "text": f"The maker: firm {i} of many.\nmaker:"} for i in range(3)]
+    file, out = tmp_path / "fda.jsonl", tmp_path / "out"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(checkpoint, "--task", "fda", "--data", f"fda={file}", "--batch", 4, "--out", out)[0] == 0
+    before = sorted(out.iterdir())
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    status, said = needle_run(out, checkpoint, words, "--task", "fda", "--data", f"fda={file}")
+    assert (status, "another evaluation is there; forms was {'as given': 3}, now {'as given': 2}" in said) == (1, True)
+    assert sorted(out.iterdir()) == before
+
+
+def edited(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_edited_prompts_are_noticed(tmp_path: Path, checkpoint: Path, words: Path) -> None:
+    """Text, tokens, with and without the sha256 that was kept; what a set without it should be is drawn again."""
+    assert needle_run(tmp_path / "first", checkpoint, words, "--prompts-only")[0] == 0
+    (path,) = (tmp_path / "first" / "prompts").glob("*.jsonl")
+    about, tokens = path.with_suffix(".json"), path.with_suffix(".npz")
+    kept = {x: x.read_bytes() for x in (path, about, tokens)}
+
+    def again() -> tuple[int, str]:
+        out = tmp_path / "second"
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(tmp_path / "first" / "prompts", out / "prompts")
+        return needle_run(out, checkpoint, words, "--prompts-only")
+
+    def without_sum() -> None:
+        found = json.loads(about.read_text())
+        del found["sha256"]
+        about.write_text(json.dumps(found))
+
+    assert again()[0] == 0
+    edited(path, "The grass is green", "The grass is grey")
+    status, said = again()
+    assert (status, "expected the prompts as they were frozen" in said) == (1, True)
+    status, said = needle_run(tmp_path / "first", checkpoint, words)
+    assert (status, "expected the prompts as they were frozen" in said) == (1, True)
+    assert [x.name for x in (tmp_path / "first").iterdir()] == ["prompts"]
+    without_sum()
+    status, said = again()
+    assert (status, ".jsonl:1: expected the prompt that task, length and seed give" in said) == (1, True)
+    path.write_bytes(kept[path])
+    assert again()[0] == 0  # a set of an earlier version: the same, and now it has its sha256
+    write_rows(tokens, [[1, 2, 3]] * 10)
+    status, said = again()
+    assert (status, "npz: expected the tokens of the prompts" in said) == (1, True)
+    about.write_bytes(kept[about])
+    status, said = again()
+    assert (status, "npz: expected the prompts as they were frozen" in said) == (1, True)
+    tokens.write_bytes(b"junk")
+    without_sum()
+    status, said = again()
+    assert (status, "npz: expected the tokens of frozen prompts" in said) == (1, True)
+
+
+def test_predictions_of_other_prompts_are_not_mixed_in(tmp_path: Path, checkpoint: Path, words: Path) -> None:
+    assert needle_run(tmp_path, checkpoint, words)[0] == 0
+    file = tmp_path / "niah_single_1-768.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row | {"prompt_sha256": "0" * 64}) + "\n" for row in rows[:4]))
+    status, said = needle_run(tmp_path, checkpoint, words)
+    assert (status, "expected predictions of the same prompts, got one of another prompt" in said) == (1, True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in (rows[0], rows[0])))
+    status, said = needle_run(tmp_path, checkpoint, words)
+    assert (status, ":2: expected each example once" in said) == (1, True)
+
+
+@pytest.mark.parametrize("gold", ["", "  \n"])
+def test_an_empty_answer_is_refused(tmp_path: Path, checkpoint: Path, words: Path, gold: str) -> None:
+    """It would stand in every prediction."""
+    found = tokenization.load(str(checkpoint / "tokenizer.json"))
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "a b", "answer": gold, "tokens": 3, "depth": 0.0}) + "\n")
+    write_rows(path.with_suffix(".npz"), [[1, 2, 3]])
+    with pytest.raises(ValueError, match=r"prompts.jsonl:1: expected an answer with at least one character"):
+        list(needle_prompts(path, found, Options()))
+    rows = {
+        "fda": {"key": "k", "value": gold, "text": "k: v"},
+        "swde": {"key": "k", "value": gold, "text": "k: v"},
+        "squad_completion": {"context": "c", "question": "q", "answers": {"text": ["x", gold]}},
+    }
+    for task, row in rows.items():
+        file = tmp_path / f"{task}.jsonl"
+        file.write_text("\n" + json.dumps(row) + "\n")
+        status, said = run(checkpoint, "--task", task, "--data", f"{task}={file}", "--out", tmp_path / "out")
+        assert (status, f"{task}.jsonl:2: expected an answer with at least one" in said) == (1, True)
     assert not (tmp_path / "out").exists()

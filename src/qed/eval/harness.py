@@ -90,10 +90,16 @@ def data_from_files(options: Options) -> Iterator[None]:
         datasets.load_dataset, prepare_niah.sent_tokenize = whole, sentences
 
 
-def _check(checkpoint: Path, tasks: list[str], options: Options) -> None:
+@lru_cache
+def task_manager() -> Any:
+    """lm-eval's index of its tasks, which takes seconds to read."""
     from lm_eval.tasks import TaskManager
 
-    known = set(TaskManager().all_tasks)
+    return TaskManager()
+
+
+def _check(checkpoint: Path, tasks: list[str], options: Options) -> None:
+    known = set(task_manager().all_tasks)
     for task in tasks:
         if task not in known:
             nearest = ", ".join(get_close_matches(task, known)) or "names of lm-eval's tasks"
@@ -126,6 +132,7 @@ def run(
         found = simple_evaluate(
             model=language_model,
             tasks=list(tasks),
+            task_manager=task_manager(),
             limit=options.samples,
             log_samples=True,
             bootstrap_iters=0,

@@ -126,7 +126,7 @@ def finished(out: Path, unit: Unit) -> dict[str, float]:
 
 
 def main(out: Path, name: str, device: str) -> int:
-    console = Console(width=120)
+    console = Console(width=120, markup=False, emoji=False)
     try:
         with held(out / "runs" / name, "unit"):
             return work_through(out, Unit.parse(name), device, console)
