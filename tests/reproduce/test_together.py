@@ -122,11 +122,11 @@ def test_bad_seeds_and_places(tmp_path: Path) -> None:
         assert result.exit_code == 1, result.output
         return " ".join(result.output.split())
 
-    assert "--seeds: expected whole numbers of 0 or more, got -1" in said("--seeds", "-1", "--out", tmp_path / "x")
+    assert "--seeds: expected numbers from 0 to 4294967295, got -1" in said("--seeds", "-1", "--out", tmp_path / "x")
     assert "--seeds: expected one or more, each once, got [0, 0]" in said("--seeds", "0,0", "--out", tmp_path / "x")
     assert "--arms: expected one or more, each once" in said("--arms", "qed,qed", "--out", tmp_path / "x")
     (tmp_path / "file").write_text("")
-    assert "expected a folder in which files can be made" in said("--out", tmp_path / "file" / "x")
+    assert "--out: expected a path below folders" in said("--out", tmp_path / "file" / "x")
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "plan.json").write_text("[]")
     assert "expected the plan of a reproduction, got []" in said("--out", tmp_path / "y")

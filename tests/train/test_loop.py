@@ -218,12 +218,15 @@ def test_on_the_command_line(corpus: str, tmp_path: Path) -> None:
     assert plan.exit_code == 0, plan.output
     assert "parameters" in plan.output
     assert not (tmp_path / "x").exists()
-    for extra, message in (
-        (["--set", "seed"], "--set: expected field=value, got seed"),
-        (["--set", "data=/nowhere"], "expected what `qed prepare` finished"),
-        (["--set", "model.vocab_size=100"], "expected at least the corpus's 300, got 100"),
+    bad = CliRunner().invoke(app, ["train", "mini", "--out", str(tmp_path / "y"), *options, "--set", "seed"])
+    assert bad.exit_code == 1
+    assert "--set: expected field=value, got 'seed'" in " ".join(bad.output.split())
+    for change, message in (
+        ({"data": "/nowhere"}, "expected what `qed prepare` finished"),
+        ({"model.vocab_size": "100"}, "expected at least the corpus's 300, got 100"),
     ):
-        failed = CliRunner().invoke(app, ["train", "mini", "--out", str(tmp_path / "y"), *options, *extra])
+        changed = [word for name, x in (settings(corpus) | change).items() for word in ("--set", f"{name}={x}")]
+        failed = CliRunner().invoke(app, ["train", "mini", "--out", str(tmp_path / "y"), *changed])
         assert failed.exit_code == 1
         assert message in " ".join(failed.output.split())
         assert not (tmp_path / "y").exists()
