@@ -104,3 +104,13 @@ def test_opcheck() -> None:
     weight = torch.randn(7, 4, device=device, requires_grad=True)
     place, owner = torch.arange(20, device=device, dtype=torch.int32), torch.zeros(20, device=device, dtype=torch.int32)
     torch.library.opcheck(convolution_operator, (x, weight, None, place, owner))
+
+
+@pytest.mark.parametrize("offsets", [[-5, 9], [0, 20], [3, 9], [0, 7, 4, 9], [0, 3], [9, 0]])
+def test_wrong_offsets_lead_nowhere_outside(offsets: list[int]) -> None:
+    """Kernels read by these numbers before the op refuses the offsets: an earlier input of the same row, or one of the
+    states there are."""
+    sequences, x = Sequences(cu_seqlens=torch.tensor(offsets)), torch.zeros(1, 9, 4)
+    places, owners = sequences.positions(x)[0], sequences.owners(x)
+    assert ((places >= 0) & (places <= torch.arange(9))).all()
+    assert ((owners >= 0) & (owners < len(offsets) - 1)).all()

@@ -55,14 +55,18 @@ class Sequences:
         """[B, T]: every token's place in its sequence."""
         places = torch.arange(x.shape[1], device=x.device)
         if self.cu_seqlens is not None:
-            places = places - self.cu_seqlens[self.owners(x)]
+            places = (places - self.cu_seqlens.clamp(min=0)[self.owners(x)]).clamp(min=0)
             return places[None]
         return places.expand(x.shape[0], -1)
 
     def owners(self, x: Tensor) -> Tensor:
-        """[total]: the packed sequence every token belongs to."""
+        """[total]: the packed sequence every token belongs to.
+
+        This and `positions` are inside of what kernels may read whatever the offsets are; the op then refuses wrong
+        ones, without anybody having waited for the device to see them."""
         assert self.cu_seqlens is not None
-        return torch.searchsorted(self.cu_seqlens, torch.arange(x.shape[1], device=x.device), right=True) - 1
+        ended = torch.searchsorted(self.cu_seqlens, torch.arange(x.shape[1], device=x.device), right=True)
+        return (ended - 1).clamp(0, self.cu_seqlens.shape[0] - 2)
 
 
 def _expand(order: Tensor, x: Tensor) -> Tensor:

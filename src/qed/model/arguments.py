@@ -78,6 +78,8 @@ def offsets(
     starts = {name: _starts_of_rows(name, x, waits=not given) for name, x in rows.items()}
     if len(given) + len(rows) > 1:
         _agree({name: _starts_of_offsets(x, tokens) for name, x in given.items()} | starts, waits=not given)
+    for name, found in given.items():
+        _check_offsets(name, found, tokens)
     for found in given.values():
         _check_longest(found, max_length_q=max_length_q, max_length_k=max_length_k)
         return found.to(torch.int64)
@@ -115,6 +117,15 @@ def _agree(starts: dict[str, Tensor], *, waits: bool) -> None:
     for name in others:
         same = (starts[name] == starts[first]).all()
         _hold(same, f"{name}: expected the same sequences as {first} says, got others", waits)
+
+
+def _check_offsets(name: str, x: Tensor, tokens: int) -> None:
+    if x.dim() != 1 or x.shape[0] < 2 or x.dtype not in (torch.int32, torch.int64):
+        expected = "whole numbers [N + 1], the offsets of N sequences"
+        raise ValueError(f"{name}: expected {expected}, got shape {list(x.shape)} of {x.dtype}")
+    right = (x[0] == 0) & (x[-1] == tokens) & (x.diff() >= 0).all()
+    message = f"{name}: expected offsets that start at 0, never decrease and end at T = {tokens}"
+    _hold(right, message if x.device.type != "cpu" else f"{message}, got {x.tolist()}", waits=False)
 
 
 def _check_longest(offsets: Tensor, **limits: int | None) -> None:
