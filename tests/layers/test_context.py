@@ -1,4 +1,5 @@
-"""One sequence over several processes is the sequence: outputs and gradients, to float64's rounding."""
+"""One sequence over several processes is the sequence: outputs and gradients, to float64's rounding, and no bit of a
+state's path is autocast's."""
 
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from qed import QEDConfig, QEDForCausalLM
 from qed.layers.context import Context
+from qed.ops.affine import Affine
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -32,6 +34,11 @@ for rule in ("qed", "qed-rand", "gdn", "deltanet", "eda"):
     for a, b in zip(found, truth, strict=True):
         dist.all_reduce(a)
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-11), rule
+torch.manual_seed(rank)
+mine = Affine(torch.randn(2, 1, 32, 32) / 6, torch.randn(2, 1, 32, 16))
+start = Context().start(mine)
+with torch.autocast("cpu", torch.bfloat16):
+    assert torch.equal(Context().start(mine), start)
 dist.barrier()
 dist.destroy_process_group()
 """

@@ -190,6 +190,16 @@ def test_nothing_gives_nothing(impl: str, sizes: dict[str, int]) -> None:
     assert inputs["initial_state"].grad is not None
 
 
+@FORMS
+@pytest.mark.parametrize("sizes", [{"batch": 0}, {"heads": 0}])
+def test_a_step_of_nothing_gives_nothing(impl: str, sizes: dict[str, int]) -> None:
+    inputs = Case(**({"batch": 2, "tokens": 1, "heads": 2} | sizes)).inputs(torch.float32)
+    state = inputs.pop("initial_state")
+    o, new = erase_write_step(**{name: x[:, 0] for name, x in inputs.items()}, state=state, impl=impl)
+    assert o.shape == inputs["u"][:, 0].shape
+    assert torch.equal(new, state)
+
+
 @pytest.mark.parametrize("impl", ["auto", "reference", "chunkwise"])
 @pytest.mark.parametrize(
     ("scale", "dtype"),
