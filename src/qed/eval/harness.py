@@ -132,7 +132,6 @@ def run(
         found = simple_evaluate(
             model=language_model,
             tasks=list(tasks),
-            task_manager=task_manager(),
             limit=options.samples,
             log_samples=True,
             bootstrap_iters=0,
