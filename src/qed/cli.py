@@ -192,7 +192,7 @@ def reproduce(
         Path | None, typer.Option(help="S-NIAH-2's and -3's haystack; without it they are left out.")
     ] = None,
     data: Annotated[list[str] | None, typer.Option(help="TASK=FILE of fda, swde and squad_completion.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Trainings at a time.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, max=1024, help="Trainings at a time.")] = None,
     only: Annotated[str, typer.Option(help="Names such as qed-0, parted by commas: just these trainings now.")] = "",
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after so many, ready to go on.", callback=finite)

@@ -86,10 +86,10 @@ class Plan:
         if min(self.seeds) < 0:
             raise ValueError(f"--seeds: expected whole numbers of 0 or more, got {min(self.seeds)}")
         for arm in self.arms:
-            rule, _, bound = arm.partition("@")
+            rule, bounded, bound = arm.partition("@")
             if rule not in RULES:
                 raise ValueError(f"--arms: expected names of rules, or all, got {rule!r}; there are {', '.join(RULES)}")
-            if bound and not (RULES[rule].strength and re.fullmatch(r"\d+(\.\d+)?", bound)):
+            if bounded and not (RULES[rule].strength and re.fullmatch(r"\d+(\.\d+)?", bound)):
                 raise ValueError(f"--arms: expected RULE@λ_max, a rule with a strength and a number, got {arm!r}")
 
     @property
