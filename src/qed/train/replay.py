@@ -35,7 +35,8 @@ def replay(folder: Path, *, device: str, console: Console) -> dict[str, Any]:
         block.register_forward_hook(
             lambda _, __, out, i=i: seen.__setitem__(f"layer {i}", (float(out[0].min()), float(out[0].max())))
         )
-    with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16, enabled=config.precision == "bfloat16"):
+    kind, low = torch.device(device).type, config.precision == "bfloat16"
+    with torch.no_grad(), torch.autocast(kind, dtype=torch.bfloat16, enabled=low):
         loss = float(SummedLoss(model)(rows)) / rows[:, 1:].numel()
     at = "its first weights" if found is None else found.folder.name
     table = Table("", "least", "most", title=f"loss {loss:.4f} with {at}")
