@@ -65,11 +65,12 @@ IMPLS = ("auto", *(name for name, _, _ in _FORMS))
 
 def is_transformed(*tensors: Tensor | None) -> bool:
     """Whether a tensor is a dual number of forward-mode differentiation, or is being differentiated by torch.func."""
-    if forward_ad._current_level >= 0:
-        return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    given = [x for x in tensors if x is not None]
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in given):
+        return True
     if torch._C._functorch.maybe_current_level() is None:
         return False
-    return any(x is not None and _differentiated_by_func(x) for x in tensors)
+    return any(map(_differentiated_by_func, given))
 
 
 def _differentiated_by_func(x: Tensor) -> bool:

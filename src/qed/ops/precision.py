@@ -18,7 +18,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def without_autocast(function: Function) -> Function:
-    """The function, deaf to torch.autocast on the device of its first tensor.
+    """The same function with torch.autocast turned off on the device of its first tensor.
 
     The recurrence chooses its own precision. Under autocast torch would run its matrix products in 16 bits, and the
     state with them.
