@@ -132,8 +132,8 @@ def register(
 
 
 def _leaves(tensors: Iterable[Tensor | None]) -> list[Any]:
-    """Tensors to differentiate with respect to. Where gradients of gradients are wanted, tensors that require a gradient
-    stay connected to the graph through a view of themselves; the others are detached."""
+    """Tensors to differentiate with respect to. Where gradients of gradients are wanted, tensors that require one stay
+    connected to the graph through a view of themselves; the others are detached."""
 
     def leaf(x: Tensor) -> Tensor:
         return x.view_as(x) if torch.is_grad_enabled() and x.requires_grad else x.detach().requires_grad_()

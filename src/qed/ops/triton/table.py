@@ -14,7 +14,7 @@ def chunk_table(
     tokens, sequences, chunks,
     C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Chunk c belongs to sequence n if the sequences before n have at most c chunks together, and those up to n more."""
+    """Chunk c belongs to sequence n if the sequences before n have at most c chunks in all, and those up to n more."""
     tl.device_assert(tl.load(offsets) == 0, "cu_seqlens: expected to start at 0")
     tl.device_assert(tl.load(offsets + sequences) == tokens, "cu_seqlens: expected to end at T")
     numbers = tl.program_id(0) * BC + tl.arange(0, BC)
