@@ -180,8 +180,12 @@ def convert(
 
 @app.command()
 def reproduce(
-    scale: Annotated[str, typer.Option(help="mini (two cores), small (one large GPU) or paper (days).")] = "mini",
-    arms: Annotated[str, typer.Option(help="Rules, or RULE@λ_max, by commas; all: the paper's five.")] = "",
+    scale: Annotated[
+        str, typer.Option(help="mini (two cores), small, medium, paper-short (one large GPU) or paper (days).")
+    ] = "mini",
+    arms: Annotated[
+        str, typer.Option(help="Rules, RULE@λ_max or RULE+thetaFACTOR, separated by commas; all: the paper's five.")
+    ] = "",
     seeds: Annotated[str, typer.Option(help="Parted by commas, instead of the scale's own.")] = "",
     out: Annotated[Path | None, typer.Option(help="Everything goes there; the same command again goes on.")] = None,
     corpus: Annotated[str | None, typer.Option(help="Source for small and paper, as in `qed prepare`.")] = None,
@@ -192,6 +196,15 @@ def reproduce(
         Path | None, typer.Option(help="S-NIAH-2's and -3's haystack; without it they are left out.")
     ] = None,
     data: Annotated[list[str] | None, typer.Option(help="TASK=FILE of fda, swde and squad_completion.")] = None,
+    needles: Annotated[
+        str, typer.Option(help="Needle tasks separated by commas, instead of the scale's own; niah_multikey_1 too.")
+    ] = "",
+    practice: Annotated[
+        float | None, typer.Option(help="Share of the corpus to be practice documents, instead of the scale's own.")
+    ] = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="A registered plan; every result carries its sha256.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, max=1024, help="Trainings at a time.")] = None,
     only: Annotated[str, typer.Option(help="Names such as qed-0, parted by commas: just these trainings now.")] = "",
     minutes: Annotated[
@@ -206,6 +219,7 @@ def reproduce(
     import dataclasses
 
     from .eval.recall import DATASETS
+    from .provenance import plan_sha256
     from .recipes.paper import ARMS
     from .reproduce import collecting, run
     from .reproduce.plan import PLANS, Files, rehearsed
@@ -224,6 +238,14 @@ def reproduce(
     chosen = ARMS if arms == "all" else tuple(names("--arms", [arms], None)) if arms else plan.arms
     plan = dataclasses.replace(plan, arms=chosen)
     plan = dataclasses.replace(plan, seeds=numbers("--seeds", seeds, 0, LARGEST_SEED) if seeds else plan.seeds)
+    if scale == "mini" and (needles or practice is not None):
+        raise ValueError(f"{'--needles' if needles else '--practice'}: expected a scale with S-NIAH, got mini")
+    if needles:
+        plan = dataclasses.replace(plan, needles=tuple(names("--needles", [needles], None)))
+    if practice is not None:
+        plan = dataclasses.replace(plan, practice=practice)
+    if plan_file is not None:
+        plan = dataclasses.replace(plan, registered=plan_sha256(plan_file))
     folder = writable("--out", out or Path("runs") / (f"{scale}-dry-run" if dry_run else scale), folder=True)
     chosen_plan = rehearsed(plan) if dry_run else plan
     if status:

@@ -17,7 +17,7 @@ from qed.data.prepare import prepare
 from qed.data.synthetic import documents
 from qed.eval import answers as answering
 from qed.eval.answers import answers, read
-from qed.eval.prompts import Options, needle_prompts
+from qed.eval.prompts import Options, frozen, needle_prompts
 from qed.eval.records import write_rows
 from qed.testing import relative_error
 
@@ -45,6 +45,21 @@ def run(*arguments: object) -> tuple[int, str]:
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, " ".join(done.output.split())
+
+
+def test_the_distance_of_a_needle_is_nearly_its_tokens_from_the_end(
+    checkpoint: Path, words: Path, tmp_path: Path
+) -> None:
+    """It is found from characters; the tokens of the rest of the prompt are the truth."""
+    tokenizer = tokenization.load(str(checkpoint / "tokenizer.json"))
+    options = Options(lengths=(2048,), samples=20, words=words)
+    path = frozen("niah_single_1", 2048, options, tokenizer, tmp_path, Console(quiet=True))
+    found = list(needle_prompts(path, tokenizer, options))
+    assert len({prompt.more["distance"] for prompt in found}) > 10
+    for prompt in found:
+        rest = prompt.text[prompt.text.index(prompt.golds[0]) :]
+        truth = len(tokenizer.encode(rest, add_special_tokens=False).ids)
+        assert abs(prompt.more["distance"] - truth) < 0.02 * len(prompt.ids)
 
 
 @pytest.mark.parametrize("kinds", [["qed"] * 3, ["qed", "sliding_attention", "gdn"]], ids=["recurrent", "hybrid"])

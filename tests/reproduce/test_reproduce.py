@@ -1,6 +1,7 @@
 """`qed reproduce`: every stage of every unit, once; cut and taken up again; what fails is said, and the rest stays."""
 
 import dataclasses
+import itertools
 import json
 import lzma
 import multiprocessing
@@ -12,7 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from qed.analysis.report import write
+from qed.analysis.results import runs
 from qed.cli import app
+from qed.provenance import code_sha256, plan_sha256
+from qed.recipes.theta import papers_travel, travel
 from qed.reproduce import collecting, run
 from qed.reproduce.plan import PLANS, Files, Plan, Unit, rehearsed
 from qed.train.loop import STOPPED
@@ -31,7 +35,8 @@ def tiny(**changes: object) -> Plan:
         lengths=(64, 128),
         samples=3,
         strength_lengths=(64,),
-        strength_samples=3,
+        off=("qed",),
+        registered="a plan's",
         eigenvalue_samples=500,
         positions=128,
         position_rows=2,
@@ -75,13 +80,60 @@ def test_all_of_it_is_there(done: Path) -> None:
     assert state["report"]
     assert {name: list(x["done"]) for name, x in state["units"].items()} == {
         "gdn2-0": ["train", "eval", "eigenvalues"],
-        "qed-0": ["train", "eval", "strength", "eigenvalues"],
+        "qed-0": ["train", "eval", "off", "strength", "eigenvalues"],
+    }
+    assert not (done / "runs" / "qed-0" / "strength" / "1").exists()  # eval has done it
+    (run,) = (x for x in runs(done / "runs") if x.path.name == "qed-0")
+    assert {scale: sorted(x) for scale, x in run.strengths.items()} == {
+        0.0: ["pairs-128", "pairs-64"],
+        1.0: ["pairs-128", "pairs-64"],
+        **{scale: ["pairs-64"] for scale in (-1.0, 0.5, 1.5, 2.0)},
     }
     page = (done / "report" / "report.html").read_text()
     assert "Retrieval has not been learned at the training length by GDN-2 seed 0" in page
     rows = [json.loads(x) for x in (done / "runs" / "qed-0" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert all(0 <= row["retrieval"] <= 1 and row["validation_loss"] > 0 for row in rows)
+    for before, after in itertools.pairwise(rows):  # λ of every head after a step, and their mean before the next
+        means = {layer: sum(heads) / len(heads) for layer, heads in before["strength_by_head"].items()}
+        assert after["strength"] == pytest.approx(means, rel=1e-6)
+        assert {len(heads) for heads in before["strength_by_head"].values()} == {2}
+
+
+def test_every_result_says_which_code_and_plan_made_it(done: Path) -> None:
+    run = done / "runs" / "qed-0"
+    config = json.loads((run / "config.json").read_text())
+    others = [run / "eigenvalues.json", *(run / "eval").glob("*.json"), *(run / "strength").glob("*/*.json")]
+    found = [config, *(json.loads(x.read_text())["provenance"] for x in others)]
+    assert len(found) == 2 + 3 + 2 + 4
+    assert {x["code"] for x in found} == {code_sha256()}
+    assert {x["plan"] for x in found} == {"a plan's"}
+
+
+def test_a_plan_may_be_added_to_and_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "PLAN.md").write_text("# A plan\n\nSix seeds.\n\n## Additions\n")
+    before = plan_sha256(tmp_path / "PLAN.md")
+    (tmp_path / "PLAN.md").write_text("# A plan\n\nSix seeds.\n\n## Additions\n\nA day later: seven.\n")
+    assert plan_sha256(tmp_path / "PLAN.md") == before
+    (tmp_path / "PLAN.md").write_text("# A plan\n\nSeven seeds.\n\n## Additions\n")
+    assert plan_sha256(tmp_path / "PLAN.md") != before
+    (tmp_path / "PLAN.md").write_text("## Additions\n\nSeven seeds.\n")
+    with pytest.raises(ValueError, match="no text before"):
+        plan_sha256(tmp_path / "PLAN.md")
+
+
+def test_the_codes_hash_is_of_names_and_contents(tmp_path: Path) -> None:
+    """Moving a line from one file to the next, or renaming a file, is another code; compiled files are none."""
+    for name, files in {"a": {"x": "12", "y": "3"}, "b": {"x": "1", "y": "23"}, "c": {"x": "12", "z": "3"}}.items():
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(text)
+    before = [code_sha256(tmp_path / name) for name in "abc"]
+    assert len(set(before)) == 3
+    (tmp_path / "a" / "__pycache__").mkdir()
+    (tmp_path / "a" / "__pycache__" / "x.pyc").write_text("")
+    code_sha256.cache_clear()
+    assert [code_sha256(tmp_path / name) for name in "abc"] == before
 
 
 def test_again_does_nothing_twice(done: Path) -> None:
@@ -169,8 +221,17 @@ def test_plans_are_whole(scale: str, tmp_path: Path) -> None:
             config = made.config(unit, tmp_path)
             assert config.model["rule"] == unit.arm
             assert config.seed == unit.seed
-    swept = dataclasses.replace(plan, arms=("qed@0.5",))
-    assert swept.config(swept.units[0], tmp_path).model_config().lambda_max == 0.5
+    swept = dataclasses.replace(plan, arms=("qed@0.5", "qed+theta12"))
+    bound, factor = (swept.config(unit, tmp_path) for unit in swept.units[:2])
+    assert bound.model_config().lambda_max == 0.5
+    assert factor.theta_learning_rate == 12
+    short = scale in ("medium", "paper-short")
+    assert abs(travel(plan.config(Unit("qed", 0), tmp_path)) / papers_travel() - 1) < 0.005 or not short
+    if short:
+        assert dataclasses.replace(plan, arms=("qed", "qed+theta10")).units
+    else:
+        with pytest.raises(ValueError, match=r"expected 'qed', which is the same, got 'qed\+theta10'"):
+            dataclasses.replace(plan, arms=("qed+theta10",))
     assert min(plan.lengths) <= plan.config(plan.units[0], tmp_path).sequence
     assert set(rehearsed(plan).arms) == set(plan.arms)
 
@@ -185,6 +246,16 @@ def test_bad_input(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "kept"
     assert "--scale: expected" in said("--scale", "huge")[1]
     assert "--arms: expected names of rules, or all, got 'qet'" in said("--arms", "qed,qet", "--out", tmp_path / "x")[1]
-    assert "--arms: expected RULE@λ_max" in said("--arms", "gdn2@1", "--out", tmp_path / "x")[1]
+    for arm in ("gdn2@1", "qed@", "qed@x", "qed+theta", "gdn2+theta10", "qed+theta10@1"):
+        assert "RULE@λ_max or RULE+thetaFACTOR" in said("--arms", arm, "--out", tmp_path / "x")[1]
+    for same, arm in (("qed@0.5", "qed@0.50"), ("qed", "qed@0.25")):
+        assert f"expected {same!r}, which is the same, got {arm!r}" in said("--arms", arm, "--out", tmp_path / "x")[1]
+    assert "--practice: expected a scale with S-NIAH" in said("--practice", 0.1, "--out", tmp_path / "x")[1]
+    at = ("--scale", "small", "--out", tmp_path / "x")
+    assert "--practice: expected a share between 0 and 1, got 1.5" in said(*at, "--practice", 1.5)[1]
+    assert "--needles: expected some of niah_single_1" in said(*at, "--needles", "niah_single_9")[1]
+    assert "--needles: expected one or more, each once" in said(*at, "--needles", "pairs,pairs")[1]
+    assert "niah_multikey_1 hides its needles in essays" in said(*at, "--needles", "niah_multikey_1")[1]
+    assert "--plan: expected a text file" in said(*at, "--plan", tmp_path / "none.md")[1]
     assert "--scale mini: expected no files" in said("--corpus", "x.jsonl", "--out", tmp_path / "x")[1]
     assert not (tmp_path / "x").exists()

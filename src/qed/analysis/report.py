@@ -13,7 +13,7 @@ from ..data.shards import TokenShards
 from ..eval.prompts import Options
 from ..eval.run import Evaluation
 from ..files import write_json, write_text
-from ..testing import environment, git_state
+from ..provenance import provenance
 from . import eigenvalues, figures, tables
 from .conclusions import conclusions
 from .results import Run, survey
@@ -146,9 +146,9 @@ def write_eigenvalues(checkpoint: Path, data: Path, *, samples: int, out: Path, 
             run.model, shards, samples=samples, done=lambda n: status.update(f"{n:,} tokens read")
         )
     about = {"checkpoint": run.about["checkpoint"], "tokenizer": run.about["tokenizer"], "samples": samples}
-    provenance = {"environment": environment(device), "git": git_state(), "data": str(data)}
+    came_from = provenance(device) | {"data": str(data)}
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, {"about": about, "provenance": provenance} | found)
+    write_json(out, {"about": about, "provenance": came_from} | found)
     e = found["all"]["eigenvalue"]
     console.print(
         f"e = 1 − aᵀk over {e['samples']:,} samples: from {e['quantiles']['0.0']:.4f} to {e['quantiles']['1.0']:.4f}"

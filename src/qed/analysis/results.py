@@ -2,7 +2,7 @@
 
     RUNS/NAME/config.json, metrics.jsonl       of `qed train`
     RUNS/NAME/eval/TASK-….json, .jsonl         of `qed eval --out RUNS/NAME/eval`
-    RUNS/NAME/strength/S/TASK-….json, .jsonl   of `qed strength --out RUNS/NAME/strength`
+    RUNS/NAME/strength/S/TASK-….json, .jsonl   of `qed strength --out RUNS/NAME/strength`; without S = 1, eval's are it
     RUNS/NAME/eigenvalues.json                 of `qed eigenvalues --out RUNS/NAME/eigenvalues.json`
 
 What is not there is missing, never zero. What is there but not finished, damaged or contradicts itself is missing too,
@@ -21,7 +21,8 @@ from ..eval.prompts import NEEDLES
 from ..eval.recall import DATASETS
 from ..eval.records import by_index, read_json
 from ..eval.run import TASKS
-from ..model.config import QEDConfig
+from ..recipes import usual_theta
+from ..recipes.arms import Arm
 from ..train.metrics import read_metrics
 
 # Fields that two results must share to stand in one table.
@@ -174,13 +175,11 @@ class Run:
 
     @cached_property
     def arm(self) -> str:
-        """The rule; with its bound on λ where that is not the paper's."""
+        """The rule, and what differs from the recipe."""
         try:
-            model = QEDConfig(**self.config["model"])
-        except (TypeError, ValueError, AttributeError) as error:
+            return Arm.of(self.config, usual_theta(self.config)).name
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
             raise ValueError(f"{self.path / 'config.json'}: expected a model of this package, got: {error}") from error
-        bound = model.lambda_max
-        return model.rule if bound == QEDConfig().lambda_max else f"{model.rule}@{bound:g}"
 
     @property
     def seed(self) -> int:
@@ -219,7 +218,10 @@ class Run:
             if base.is_dir()
             else {}
         )
-        if found and not found.get(1.0):
+        if found and 1.0 not in found:  # `qed reproduce` does not do again what `eval` has done
+            prompts = {(name, x.about.get("prompts")) for results in found.values() for name, x in results.items()}
+            found[1.0] = {name: x for name, x in self.results.items() if (name, x.about.get("prompts")) in prompts}
+        if found and not found[1.0]:
             self._problems.append(f"{base}: no finished result at s = 1, so that there is nothing to compare with")
         return dict(sorted(found.items()))
 

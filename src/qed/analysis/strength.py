@@ -59,18 +59,21 @@ def sweep(
     options: Options,
     *,
     out: Path,
+    trained: Path | None = None,
     tokenizer: str | None,
     device: str,
     console: Console,
 ) -> dict[str, Any]:
+    """Results go to a folder of `out` for each scale; those at s = 1 to `trained`, if it is given, where an evaluation
+    of the same examples may have left them already."""
     if 1.0 not in scales:
         raise ValueError(f"--scales: expected 1 among them, to compare with, got {', '.join(map(str, scales))}")
-    folders = {scale: out / f"{scale:g}" for scale in scales}
+    folders = {scale: trained if trained and scale == 1.0 else out / f"{scale:g}" for scale in scales}
     if len(set(folders.values())) < len(scales):
         raise ValueError(f"--scales: expected factors that differ in six digits, got {', '.join(map(str, scales))}")
     options = dataclasses.replace(options, prompts=options.prompts or out / "prompts")
     probe = Evaluation(checkpoint, tokenizer, options, device, Console(quiet=True))
-    trained = mean_strength(probe.model)
+    mean = mean_strength(probe.model)
     for scale, place in folders.items():
         probe.about["strength"] = scale
         probe.jobs(tasks, place)  # every scale's earlier results are looked at before the first is evaluated
@@ -78,12 +81,13 @@ def sweep(
     for scale, place in folders.items():
         console.rule(f"s = {scale:g}")
         chosen = dataclasses.replace(options, strength=scale)
-        evaluate(checkpoint, tasks, chosen, out=place, tokenizer=tokenizer, device=device, console=console)
+        done = evaluate(checkpoint, tasks, chosen, out=place, tokenizer=tokenizer, device=device, console=console)
     problems: list[str] = []
-    rows = compare({scale: folder(place, problems) for scale, place in folders.items()})
+    found = {scale: folder(place, problems) for scale, place in folders.items()}
+    rows = compare({scale: {name: x[name] for name in done if name in x} for scale, x in found.items()})
     for problem in problems:
         console.print(f"left out: {problem}", style="yellow", soft_wrap=True, markup=False)
-    report = {"mean_strength": {str(scale): scale * trained for scale in scales}, "scales": rows}
+    report = {"mean_strength": {str(scale): scale * mean for scale in scales}, "scales": rows}
     write_json(out / "strength.json", report)
     names = list(rows["1.0"])
     table = Table("s", "mean λ", *names, title="accuracy, and p against s = 1 (Holm)")
@@ -94,7 +98,7 @@ def sweep(
             cells.append(
                 "" if row is None else f"{row['accuracy']:.1%}" + (f" ({row['p_holm']:.2g})" if "p" in row else "")
             )
-        table.add_row(f"{scale:g}", f"{scale * trained:.3f}", *cells)
+        table.add_row(f"{scale:g}", f"{scale * mean:.3f}", *cells)
     console.print(table)
     console.print(f"written to {out}", markup=False)
     return report

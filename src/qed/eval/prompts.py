@@ -220,6 +220,9 @@ def needle_prompts(path: Path, tokenizer: Tokenizer, options: Options) -> Iterat
         if row.get("tokens") != len(ids):
             raise ValueError(f"{path}:{number}: expected {row.get('tokens')} tokens in its .npz, got {len(ids)}")
         golds, more = recall.checked((row["answer"],), f"{path}:{number}"), {"depth": row["depth"]}
+        if (place := row["prompt"].find(row["answer"])) >= 0:
+            # Tokens from the needle to the end of the prompt, were all its characters spread evenly over its tokens.
+            more["distance"] = round(len(ids) * (1 - place / len(row["prompt"])))
         yield Prompt(ids=_with_bos(ids, tokenizer, options), text=row["prompt"], golds=golds, more=more)
 
 

@@ -20,7 +20,7 @@ from ..model.base import weights_dtype
 from ..model.causal_lm import QEDForCausalLM
 from ..model.loading import load
 from ..ops import explain
-from ..testing import environment, git_state
+from ..provenance import provenance
 from . import mqar, niah, pairs, positions, recall
 from .answers import answers
 from .prompts import NEEDLES, Needles, Options, Prompt, check_needles, frozen, needle_prompts, progress, recall_prompts
@@ -51,8 +51,7 @@ class Evaluation:
         sizes = self.model.config
         shape = (1, 64, sizes.num_heads)
         q, v = (torch.zeros(*shape, n, dtype=self.dtype, device=device) for n in (sizes.head_dim, sizes.value_head_dim))
-        self.provenance = {"environment": environment(device), "git": git_state(), "folder": str(checkpoint)}
-        self.provenance |= {"impl": explain(q, q, q, v).form}
+        self.provenance = provenance(device) | {"folder": str(checkpoint), "impl": explain(q, q, q, v).form}
 
     def jobs(self, tasks: list[str], out: Path) -> dict[str, Job]:
         """What is to be done, by the result's name. All that can be wrong with files, options or earlier results in

@@ -22,6 +22,7 @@ FORMAT_VERSION = 1
 _NARROW = {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 32, "intermediate_size": 128}
 SIZES: dict[str, dict[str, Any]] = {
     "paper": {},
+    "medium": {"hidden_size": 512, "num_hidden_layers": 12, "num_heads": 4, "head_dim": 128, "intermediate_size": 1408},
     "small": {"hidden_size": 256, "num_hidden_layers": 6, "num_heads": 4, "head_dim": 64, "intermediate_size": 640},
     "mini": _NARROW | {"vocab_size": 512},
     "tiny": _NARROW | {"vocab_size": 256},
@@ -189,3 +190,8 @@ class QEDConfig(PreTrainedConfig):
     def small(cls, **changes: Any) -> QEDConfig:
         """14M parameters, 6 layers of width 256, 4 heads of 64: the `small` recipe's."""
         return cls(**(SIZES["small"] | changes))
+
+    @classmethod
+    def medium(cls, **changes: Any) -> QEDConfig:
+        """64M parameters, 12 layers of width 512, 4 heads of 128: the `medium` recipe's."""
+        return cls(**(SIZES["medium"] | changes))

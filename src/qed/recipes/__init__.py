@@ -7,15 +7,25 @@ from collections.abc import Callable
 from typing import Any
 
 from ..train.config import TrainConfig
-from .paper import paper_340m
-from .small import lambda_max_sweep, mini, small
+from .paper import paper_340m, paper_short
+from .small import lambda_max_sweep, medium, mini, small
 
 RECIPES: dict[str, Callable[..., TrainConfig]] = {
     "paper_340m": paper_340m,
+    "paper_short": paper_short,
+    "medium": medium,
     "small": small,
     "mini": mini,
     "lambda_max_sweep": lambda_max_sweep,
 }
+
+
+def usual_theta(config: dict[str, Any]) -> float | None:
+    """The factor on θ's learning rate that the recipe of a run's configuration has; None if it is no recipe's."""
+    recipe = str(config.get("name")).partition("-")[0]
+    if recipe not in RECIPES or "arm" not in inspect.signature(RECIPES[recipe]).parameters:
+        return None
+    return build(recipe, {"data": ""}).theta_learning_rate
 
 
 def build(name: str, changes: dict[str, str]) -> TrainConfig:

@@ -4,6 +4,8 @@
 |---|---|---|---|---|
 | mini | two cores, minutes | 0.1M, rows of 128 | the built-in corpus, one token a word | pairs, to 16 times |
 | small | one large GPU, minutes | 14M, rows of 512 | a corpus, 60 % of it practice documents | S-NIAH, to 64 times |
+| medium | one large GPU, hours | 64M, rows of 2048 | a corpus, 10 % of it practice | S-NIAH, multi-key, to 16 times |
+| paper-short | one large GPU, hours | 340M, rows of 2048 | the same as medium's | S-NIAH, multi-key, to 16 times |
 | paper | GPUs, days | 340M, rows of 2048 | FineWeb-Edu, 15B tokens | S-NIAH, to 16 times |
 """
 
@@ -11,22 +13,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..recipes import build
+from ..eval.practice import Practice
+from ..eval.prompts import NEEDLES
+from ..recipes import build, usual_theta
+from ..recipes.arms import Arm
 from ..recipes.paper import ARMS
-from ..rules import RULES
 from ..train.config import TrainConfig
+
+ALL_STAGES = ("train", "eval", "off", "strength", "eigenvalues")
 
 
 class Unit(NamedTuple):
     """One training; its own process, resumable by itself."""
 
-    arm: str  # a rule, or RULE@λ_max with another bound on λ than the paper's
+    arm: str  # a rule and what differs from the recipe (`recipes/arms.py`)
     seed: int
 
     @property
@@ -71,13 +76,15 @@ class Plan:
     recall_samples: int | None = None
     words: str | None = None
     essays: str | None = None
-    strength_lengths: tuple[int, ...]
-    strength_samples: int = 500
+    off: tuple[str, ...] = ()  # arms whose needle tasks are done with λ = 0 too, all of them
+    swept: tuple[str, ...] = ("qed",)  # arms whose strength is scaled by all of the paper's s, on the first needle task
+    strength_lengths: tuple[int, ...]  # some of the lengths
     eigenvalue_samples: int = 1_180_000
     positions: int  # tokens of a row in which the loss is measured by position
     position_rows: int = 16
     batch: int = 64
     jobs: int = 1  # trainings at a time
+    registered: str = ""  # sha256 of the plan under which all of this is registered (`provenance.py`)
 
     def __post_init__(self) -> None:
         for option, given in (("--seeds", self.seeds), ("--arms", self.arms)):
@@ -86,32 +93,39 @@ class Plan:
         if min(self.seeds) < 0:
             raise ValueError(f"--seeds: expected whole numbers of 0 or more, got {min(self.seeds)}")
         for arm in self.arms:
-            rule, bounded, bound = arm.partition("@")
-            if rule not in RULES:
-                raise ValueError(f"--arms: expected names of rules, or all, got {rule!r}; there are {', '.join(RULES)}")
-            if bounded and not (RULES[rule].strength and re.fullmatch(r"\d+(\.\d+)?", bound)):
-                raise ValueError(f"--arms: expected RULE@λ_max, a rule with a strength and a number, got {arm!r}")
+            config = dataclasses.asdict(self.config(Unit(arm, 0), Path()))
+            same = Arm.of(config, usual_theta(config)).name  # an arm has one name, by which reports know it too
+            if same != arm:
+                raise ValueError(f"--arms: expected {same!r}, which is the same, got {arm!r}")
+        for task in self.needles:
+            if task not in NEEDLES:
+                raise ValueError(f"--needles: expected some of {', '.join(NEEDLES)}, got {task!r}")
+        if not self.needles or len(set(self.needles)) != len(self.needles):
+            raise ValueError(f"--needles: expected one or more, each once, got {list(self.needles)}")
+        if not set(self.strength_lengths) <= set(self.lengths):
+            raise ValueError(f"strength_lengths: expected some of {self.lengths}, got {self.strength_lengths}")
+        if self.practice:
+            Practice(share=self.practice)
 
     @property
     def units(self) -> list[Unit]:
         return [Unit(arm, seed) for seed in self.seeds for arm in self.arms]
 
     def config(self, unit: Unit, out: Path) -> TrainConfig:
-        rule, _, bound = unit.arm.partition("@")
+        arm = Arm.parse(unit.arm)
         given = {"data": str(out / "data"), "validation": str(out / "validation"), "seed": str(unit.seed)}
-        limited = {"model.lambda_max": bound} if bound else {}
-        return build(self.recipe, {"arm": rule} | given | limited | self.changes)
+        return build(self.recipe, {"arm": arm.rule} | given | arm.changes | self.changes)
 
     def stages(self, unit: Unit) -> list[str]:
-        """The paper sweeps the strength of QED itself."""
-        return ["train", "eval", *(["strength"] if unit.arm == "qed" else []), "eigenvalues"]
+        optional = {"off": self.off, "strength": self.swept}
+        return [stage for stage in ALL_STAGES if stage not in optional or unit.arm in optional[stage]]
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        values: dict[str, Any] = json.loads(text)
+        values = json.loads(text)
         lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
         return Plan(**(values | lists))
 
@@ -133,7 +147,6 @@ def mini(files: Files) -> Plan:
         lengths=(128, 192, 256, 384, 512, 768, 1024, 2048),
         samples=300,
         strength_lengths=(128, 256, 512),
-        strength_samples=300,
         eigenvalue_samples=100_000,
         positions=2048,
         jobs=2,
@@ -164,6 +177,42 @@ def small(files: Files) -> Plan:
     )
 
 
+def _with_practice(files: Files) -> dict[str, Any]:
+    """48M tokens of text and practice. Of a corpus given, the first documents that have them: 10,000 such as an
+    encyclopaedia's, 178 MB."""
+    found = _of(files)
+    if files.essays:
+        found["needles"] += ("niah_multikey_1",)
+    return found | {
+        "source": files.corpus or "synthetic:1000000",
+        "limit": 10_000 if files.corpus else None,
+        "held_out": 0 if files.validation else 100,
+        "tokenizer": files.tokenizer or "bpe:8192",
+        "practice": 0.1,
+        "arms": ("gdn2", "qed", "qed-rand"),
+        "lengths": (1024, 2048, 4096, 8192, 16384, 32768),
+        "samples": 250,
+        "strength_lengths": (4096, 8192, 16384, 32768),
+        "positions": 32768,
+    }
+
+
+def medium(files: Files) -> Plan:
+    return Plan(
+        **_with_practice(files), scale="medium", recipe="medium", seeds=tuple(range(12)), off=("qed",), swept=(), jobs=3
+    )
+
+
+def paper_short(files: Files) -> Plan:
+    return Plan(
+        **_with_practice(files),
+        scale="paper-short",
+        recipe="paper_short",
+        seeds=tuple(range(4)),
+        off=("qed", "qed+theta10"),
+    )
+
+
 def paper(files: Files) -> Plan:
     """16M documents of FineWeb-Edu have somewhat more than 15B tokens."""
     return Plan(
@@ -180,7 +229,13 @@ def paper(files: Files) -> Plan:
     )
 
 
-PLANS: dict[str, Callable[[Files], Plan]] = {"mini": mini, "small": small, "paper": paper}
+PLANS: dict[str, Callable[[Files], Plan]] = {
+    "mini": mini,
+    "small": small,
+    "medium": medium,
+    "paper-short": paper_short,
+    "paper": paper,
+}
 
 
 def rehearsed(plan: Plan) -> Plan:
@@ -201,7 +256,6 @@ def rehearsed(plan: Plan) -> Plan:
         samples=2,
         recall_samples=2,
         strength_lengths=lengths[:1],
-        strength_samples=2,
         eigenvalue_samples=1000,
         positions=512,
         position_rows=1,

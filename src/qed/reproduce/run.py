@@ -11,6 +11,7 @@ The same command again goes on: finished stages of finished trainings are not do
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -37,12 +38,13 @@ from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of,
 from ..bench_train import ours
 from ..data import sources, tokenization
 from ..data.prepare import prepare
+from ..eval import niah
 from ..eval.practice import Practice
 from ..eval.prompts import frozen
 from ..files import read_json, remove_leftovers, write_json
 from ..train.loop import STOPPED
 from ..train.metrics import read_row
-from .plan import Plan, Unit
+from .plan import ALL_STAGES, Plan, Unit
 from .unit import ELSEWHERE, finished, options
 
 FAILED = 1
@@ -59,7 +61,9 @@ def begin(plan: Plan, out: Path) -> None:
         now = json.loads(plan.to_json())
         if not isinstance(before, dict):
             raise ValueError(f"{path}: expected the plan of a reproduction, got {str(before)[:100]}")
-        changed = sorted(name for name in now if before.get(name) != now[name] and name not in FREE)
+        usual = {x.name: x.default for x in dataclasses.fields(Plan)}  # of what an earlier version did not write
+        before = json.loads(json.dumps(usual | before, default=str))
+        changed = sorted(name for name in now if before[name] != now[name] and name not in FREE)
         if changed:
             raise ValueError(f"--out: {out} holds a reproduction with other {', '.join(changed)}; use another folder")
     write_json(path, json.loads(plan.to_json()))
@@ -73,6 +77,9 @@ def check(plan: Plan, out: Path, only: list[str]) -> None:
         raise ValueError(f"--only: expected some of {names}, got {', '.join(sorted(unknown))}")
     for unit in plan.units:
         plan.config(unit, out)
+    among_essays = [task for task in plan.needles if task in niah.TASKS and niah.TASKS[task].haystack == "essay"]
+    if among_essays and plan.essays is None:
+        raise ValueError(f"--essays: expected a file, since {among_essays[0]} hides its needles in essays, got none")
     if not (out / "data" / "index.json").exists():
         sources.check(plan.source)
         if not tokenization.is_trained(plan.tokenizer):
@@ -173,13 +180,11 @@ def write_state(plan: Plan, out: Path) -> None:
 
 
 def show_state(plan: Plan, out: Path, console: Console) -> None:
-    table = Table("", "train", "eval", "strength", "eigenvalues", title=f"{out}: seconds of what is done")
+    stages = [x for x in ALL_STAGES if any(x in plan.stages(unit) for unit in plan.units)]
+    table = Table("", *stages, title=f"{out}: seconds of what is done")
     for unit in plan.units:
         done, wanted = finished(out, unit), plan.stages(unit)
-        cells = [
-            f"{done[x]:.0f}" if x in done else "" if x in wanted else "–"
-            for x in ("train", "eval", "strength", "eigenvalues")
-        ]
+        cells = [f"{done[x]:.0f}" if x in done else "" if x in wanted else "–" for x in stages]
         table.add_row(unit.name, *cells)
     console.print(table)
 
@@ -283,9 +288,13 @@ class Units:
         if stage == "eval":
             expected = len(plan.needles) * len(plan.lengths) + len(plan.recall) + 1
             return stage, len(list((run / "eval").glob("*.json"))) / (expected + 1)
-        if stage == "strength":
-            found = len(list((run / "strength").glob("*/*.json")))
-            return stage, found / (len(SCALES) * len(plan.strength_lengths) + 1)
+        if stage == "off":
+            found = len(list((run / "strength" / "0").glob("*.json")))
+            return stage, found / (len(plan.needles) * len(plan.lengths) + 1)
+        if stage == "strength":  # s = 1 is done, and 0 may be
+            scales = [f"{scale:g}" for scale in SCALES if scale not in (0.0, 1.0)]
+            found = sum(len(list((run / "strength" / scale).glob("*.json"))) for scale in scales)
+            return stage, found / (len(scales) * len(plan.strength_lengths) + 1)
         return stage, 0.0
 
 

@@ -1,4 +1,4 @@
-"""One arm and seed, in a process of its own: train, evaluate, sweep the strength, look at eigenvalues.
+"""One arm and seed, in its own process: train, evaluate, again with λ = 0, sweep the strength, look at eigenvalues.
 
     python -m qed.reproduce.unit OUT qed-0 cpu
 
@@ -27,6 +27,7 @@ from ..eval.run import evaluate
 from ..files import read_json, write_json
 from ..locks import LockedError, held
 from ..model.causal_lm import QEDForCausalLM
+from ..provenance import register
 from ..train.loop import STOPPED, Watch, train
 from .plan import Plan, Unit
 
@@ -92,14 +93,21 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
         folder = {"positions": out / "validation"}
         found(["positions"], Options(lengths=(plan.positions,), samples=plan.position_rows, data=folder))
 
+    def off() -> None:
+        given = dataclasses.replace(options(plan, out), strength=0.0)
+        place = run / "strength" / "0"
+        evaluate(run / "export", list(plan.needles), given, out=place, tokenizer=None, device=device, console=console)
+
     def strength() -> None:
+        """What `eval` and `off` have done already is not done again."""
         given = options(plan, out)
         sweep(
             run / "export",
             SCALES,
             [plan.needles[0]],
-            dataclasses.replace(given, lengths=plan.strength_lengths, samples=plan.strength_samples),
+            dataclasses.replace(given, lengths=plan.strength_lengths),
             out=run / "strength",
+            trained=run / "eval",
             tokenizer=None,
             device=device,
             console=console,
@@ -115,7 +123,7 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
             console=console,
         )
 
-    known = {"train": training, "eval": evaluation, "strength": strength, "eigenvalues": eigenvalues}
+    known = {"train": training, "eval": evaluation, "off": off, "strength": strength, "eigenvalues": eigenvalues}
     return {name: known[name] for name in plan.stages(unit)}
 
 
@@ -137,6 +145,7 @@ def main(out: Path, name: str, device: str) -> int:
 
 def work_through(out: Path, unit: Unit, device: str, console: Console) -> int:
     plan = Plan.from_json((out / "plan.json").read_text())
+    register(plan.registered)
     for stage, work in stages(plan, unit, out, device, console).items():
         done = finished(out, unit)
         if stage in done:

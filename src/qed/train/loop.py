@@ -31,7 +31,7 @@ from .. import files, locks
 from ..data import Loader, ReadAhead
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..ops import value_checks
-from ..testing import environment, git_state
+from ..provenance import provenance
 from . import checkpoints, optimizer
 from .captured import Captured
 from .config import FREE, TrainConfig
@@ -105,7 +105,7 @@ class Trainer:
         if before is not None:
             self._check_same(file, before, now)
         elif self.parallel.first:
-            about = {"environment": environment(self.device), "platform": platform.platform(), "git": git_state()}
+            about = provenance(self.device) | {"platform": platform.platform()}
             files.write_json(file, {"config": now, "identities": self.inputs.identities} | about)
 
     def _check_same(self, file: Path, before: Any, now: dict[str, Any]) -> None:
@@ -163,6 +163,7 @@ class Trainer:
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self.validation_loss = row["validation_loss"] = self.validate()
                     row |= self._watched()
+                    row["strength_by_head"] = {layer: x.tolist() for layer, x in strengths(self.model).items()}
                     if self.parallel.mode != "fsdp" and self.parallel.context is None:
                         row["ranges"] = ranges(self.model, self.loader.step(self.step - 1)[:1, :-1].to(self.device))
                 for sink in metrics:
@@ -209,7 +210,7 @@ class Trainer:
         total = self.parallel.sum(total)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        strength = strengths(self.model)
+        strength = {layer: heads.mean() for layer, heads in strengths(self.model).items()}
         # One wait for the device in a step, with all that is to be known of it.
         loss, size, *means = torch.stack([total, norm, *strength.values()]).tolist()
         finite = math.isfinite(loss) and math.isfinite(size)

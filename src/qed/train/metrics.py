@@ -40,6 +40,10 @@ def utilisation(model: QEDForCausalLM, tokens_per_s: float, device: str) -> floa
     return None if peak is None else tokens_per_s * flops_per_token(model) / peak
 
 
+# Fields of a row that have a value for every layer: mean λ; λ of every head; least, mean and most of gates and decays.
+OBJECTS = ("strength", "strength_by_head", "ranges")
+
+
 class TensorBoard:
     """The same numbers as event files, where the `tensorboard` package is installed."""
 
@@ -61,7 +65,8 @@ def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}/")
         elif isinstance(value, list):
-            yield from zip((f"{prefix}{name}/{x}" for x in ("least", "mean", "most")), value, strict=True)
+            labels = range(len(value)) if prefix.startswith("strength_by_head") else ("least", "mean", "most")
+            yield from zip((f"{prefix}{name}/{x}" for x in labels), value, strict=True)
         elif isinstance(value, int | float) and name != "step":
             yield prefix + name, float(value)
 
@@ -78,7 +83,7 @@ def read_row(line: bytes) -> dict[str, Any]:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise ValueError(f"expected a step, a whole number, got {step!r}")
     for name, value in row.items():
-        expected: tuple[type, ...] = (dict,) if name in ("strength", "ranges") else (int, float, type(None))
+        expected: tuple[type, ...] = (dict,) if name in OBJECTS else (int, float, type(None))
         if not isinstance(value, expected) or isinstance(value, bool):
             raise ValueError(f"expected {name} to be {'an object' if dict in expected else 'a number'}, got {value!r}")
     return row
@@ -124,10 +129,10 @@ class MetricsFile:
 
 @torch.no_grad()
 def strengths(model: QEDForCausalLM) -> dict[str, Tensor]:
-    """Mean λ of every layer that has one, on the model's device."""
-    means = {}
+    """λ of all heads [H] of every layer that has one, on the model's device."""
+    found = {}
     for i, block in enumerate(model.model.layers):
         if isinstance(block.mixer, Mixer) and block.mixer.row.strength:
-            mean = block.mixer.strength().mean()
-            means[str(i)] = mean.full_tensor() if isinstance(mean, DTensor) else mean
-    return means
+            heads = block.mixer.strength()
+            found[str(i)] = heads.full_tensor() if isinstance(heads, DTensor) else heads
+    return found
