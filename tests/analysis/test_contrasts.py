@@ -118,7 +118,9 @@ def test_power_is_that_of_the_noncentral_t() -> None:
     assert detectable(math.inf, 0, 0.05) == math.inf
 
 
-@pytest.mark.parametrize(("deviation", "seeds", "effect"), [(2.75, 12, 3.2), (6.2, 12, 7.3), (2.75, 4, 6.1), (6.2, 4, 13.8)])
+@pytest.mark.parametrize(
+    ("deviation", "seeds", "effect"), [(2.75, 12, 3.2), (6.2, 12, 7.3), (2.75, 4, 6.1), (6.2, 4, 13.8)]
+)
 def test_the_plans_power(deviation: float, seeds: int, effect: float) -> None:
     """Three arms; as the registered plan says it."""
     assert detectable(deviation * math.sqrt(2 / seeds), 3 * (seeds - 1), 0.05) == pytest.approx(effect, abs=0.06)
