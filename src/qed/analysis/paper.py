@@ -10,6 +10,8 @@ ARMS = {
     "qed-nogate-noproj": "QED-nogate-noproj",
 }
 
+TRAIN_LENGTH = 2048
+
 # Table 2: final validation loss, by seed.
 VALIDATION_LOSS = {
     0: {"gdn2": 2.3714, "qed": 2.3719, "qed-rand": 2.3712, "qed-nogate": 2.3718, "qed-nogate-noproj": 2.3724},

@@ -238,6 +238,11 @@ class Outcome:
     status: dict[str, str]  # by the name of a run's folder: whether it counts, and why not
     runs: list[Run]
 
+    @property
+    def suffix(self) -> str:
+        """Of names of files."""
+        return f"_{self.experiment.name.lower()}" if self.experiment.registered else ""
+
     def answers(self, look: Look, study: Study) -> list[Answer]:
         families = self.experiment.families.items()
         return [x for name, tests in families for x in answered(study, name, tests, look.level, AS_REGISTERED)]
@@ -248,7 +253,7 @@ def outcome(experiment: Experiment, runs: list[Run]) -> Outcome:
         lacks = {run.path.name: lacking(experiment, run, Study(runs)) for run in runs}
         whole = [run for run in runs if not lacks[run.path.name]]
         status = {name: f"incomplete, without {some[0]}" if some else "counts" for name, some in lacks.items()}
-        return Outcome(experiment, [(Look("all trainings", 0, LEVEL), Study(whole))] if whole else [], status, runs)
+        return Outcome(experiment, [(Look("all together", 0, LEVEL), Study(whole))] if whole else [], status, runs)
     own = [run for run in runs if recipe_of(run) == experiment.recipe and run.arm in experiment.arms]
     study, known = Study(own), {(run.arm, run.seed): run for run in own}
     lacks = {run.path.name: lacking(experiment, run, study) for run in own}

@@ -124,6 +124,14 @@ class Study:
         shared = set.intersection(*names) if names else set()
         return sorted(shared, key=lambda name: int(name.rsplit("-", 1)[1]))
 
+    def scaled_value(self, endpoint: str, run: Run, scale: float = 0.0) -> float | None:
+        """An endpoint of one training with λ scaled; None unless all cells that it is made of were asked."""
+        alone, results = Study([run]), run.strengths.get(scale, {})
+        names = alone.scaled_cells(endpoint, scale, run.arm)
+        if not names or set(names) != self.cells(endpoint, run).keys():
+            return None
+        return (half_length if endpoint == "L50" else rate)(results[name] for name in names)
+
     def switched(
         self, endpoint: str, first: bool = False, scale: float = 0.0, arm: str = "qed"
     ) -> list[tuple[float, float]]:
