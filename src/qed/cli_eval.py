@@ -204,11 +204,15 @@ def eigenvalues(
 
 
 def report(
-    runs: Annotated[Path, typer.Argument(help="A folder of runs, with their results in eval/ and so on.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, with their results in eval/ and so on.")],
     out: Annotated[Path, typer.Option(help="The folder for report.html, tables and figures.")] = Path("runs/report"),
+    plan: Annotated[
+        Path | None, typer.Option(help="A registered plan: its tests, from the trainings of its code and of itself.")
+    ] = None,
 ) -> None:
     """Write the paper's tables and figures, and what can be concluded, from result files."""
     from .analysis.report import write
 
     console = console_for()
-    console.print(f"written: {write(runs, writable('--out', out, folder=True), console)}")
+    place = writable("--out", out, folder=True)
+    console.print(f"written: {write(runs[0], place, console, more=runs[1:], plan=plan)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import ceil, log2
 from typing import Any
@@ -35,6 +35,8 @@ from .tables import (
 # Told apart by people who see colours differently (Okabe and Ito).
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
 MARKERS = "os^Dv<>"
+MOST_LABELS = 12  # runs that a legend names one by one
+IN_A_ROW = 4  # panels
 LIGHT: dict[str, Any] = {"svg.hashsalt": "qed", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 INK = "#e6e6e6"
 DARK: dict[str, Any] = LIGHT | {
@@ -55,13 +57,13 @@ def style(runs: list[Run], arm: str) -> dict[str, Any]:
 
 
 def line(runs: list[Run], run: Run) -> dict[str, Any]:
-    """Of one run among others: its arm's colour, its seed's dashes."""
+    """Of one run among others: its arm's colour, its seed's dashes; of many, only arms are told apart."""
+    colour = style(runs, run.arm)["color"]
+    if len(runs) > MOST_LABELS:
+        first = next(x for x in runs if x.arm == run.arm) is run
+        return {"color": colour, "alpha": 0.5, "label": name_of(run.arm) if first else None}
     dashes = ["-", "--", ":", "-."][run.seed % 4]
-    return {
-        "color": style(runs, run.arm)["color"],
-        "linestyle": dashes,
-        "label": f"{name_of(run.arm)}, seed {run.seed}",
-    }
+    return {"color": colour, "linestyle": dashes, "label": f"{name_of(run.arm)}, seed {run.seed}"}
 
 
 def accuracy(runs: list[Run], task: str) -> Figure:
@@ -70,8 +72,11 @@ def accuracy(runs: list[Run], task: str) -> Figure:
     lengths = needle_lengths(runs, task)
     medians = {x.path: x.tokens[len(x.tokens) // 2] for n in lengths for x in results_of(runs, f"{task}-{n}")}
     ticks = [2**i for i in range(int(log2(min(medians.values()))), ceil(log2(max(medians.values()))) + 1)]
-    figure, axes = plt.subplots(1, len(seeds), figsize=(1.5 + 4.2 * len(seeds), 3.8), sharey=True, squeeze=False)
-    for panel, seed in zip(axes[0], seeds, strict=True):
+    wide, high = min(len(seeds), IN_A_ROW), ceil(len(seeds) / IN_A_ROW)
+    figure, axes = plt.subplots(high, wide, figsize=(1.5 + 4.2 * wide, 3.8 * high), sharey=True, squeeze=False)
+    for panel in axes.flat[len(seeds) :]:
+        panel.set_axis_off()
+    for panel, seed in zip(axes.flat, seeds, strict=False):
         for arm in arms_of(runs):
             results = known[arm, seed].results if (arm, seed) in known else {}
             points = [results[f"{task}-{n}"] for n in lengths if f"{task}-{n}" in results]
@@ -96,8 +101,11 @@ def accuracy(runs: list[Run], task: str) -> Figure:
         panel.set_ylim(-0.02, 1.04)
         panel.set_xlabel("prompt (tokens, median)")
         panel.set_title(f"seed {seed}", fontsize=10)
-    axes[0][0].set_ylabel(f"{TITLES[task]} accuracy")
-    max(axes[0], key=lambda panel: len(panel.get_legend_handles_labels()[0])).legend(fontsize=8)  # a seed may lack arms
+    for left in axes[:, 0]:
+        left.set_ylabel(f"{TITLES[task]} accuracy")
+    max(axes.flat, key=lambda panel: len(panel.get_legend_handles_labels()[0])).legend(
+        fontsize=8
+    )  # a seed may lack arms
     figure.tight_layout()
     return figure
 
@@ -105,14 +113,16 @@ def accuracy(runs: list[Run], task: str) -> Figure:
 def contrast(runs: list[Run]) -> Figure:
     """Figure 2."""
     found, seeds = contrasts(runs, main_task(runs)), seeds_of(runs)
-    figure, panel = plt.subplots(figsize=(6, 0.8 + 0.75 * len(found)))
+    figure, panel = plt.subplots(figsize=(6, 0.8 + max(0.75, 0.2 * len(seeds)) * len(found)))
+    step = min(0.18, 0.8 / len(seeds))
     for row, x in enumerate(found):
         for i, seed in enumerate(seeds):
             if seed in x.seeds:
                 difference, (low, high), _ = x.seeds[seed]
-                y, bars = row + 0.18 * (i - (len(seeds) - 1) / 2), [[difference - low], [high - difference]]
-                label = f"seed {seed}" if row == 0 else None
-                panel.errorbar([difference], [y], xerr=bars, fmt=MARKERS[i], color=COLOURS[i], capsize=3, label=label)
+                y, bars = row + step * (i - (len(seeds) - 1) / 2), [[difference - low], [high - difference]]
+                label, colour = f"seed {seed}" if row == 0 else None, COLOURS[i % len(COLOURS)]
+                marker = MARKERS[i % len(MARKERS)]
+                panel.errorbar([difference], [y], xerr=bars, fmt=marker, color=colour, capsize=3, label=label)
     panel.axvline(0, color="#888888", linewidth=1)
     panel.set_yticks(
         range(len(found)), [f"{x.name}\n{name_of(x.first)} − {name_of(x.second)}" for x in found], fontsize=8
@@ -139,7 +149,7 @@ def recall(runs: list[Run]) -> Figure:
                     continue
                 r = results[name].result
                 low, high = clopper_pearson(r["correct"], r["samples"])
-                x = place + 0.8 * ((i + 0.35 * j) / max(1, len(arms)) - 0.5)
+                x = place + 0.8 * ((i + min(0.35, 0.8 / len(seeds)) * j) / max(1, len(arms)) - 0.5)
                 bars = [[r["accuracy"] - low], [high - r["accuracy"]]]
                 label = name_of(arm) if first else None
                 panel.errorbar(
@@ -239,11 +249,15 @@ def all_figures(runs: list[Run]) -> dict[str, tuple[str, Callable[[], Figure]]]:
     return found
 
 
-def drawn(draw: Callable[[], Figure], kind: str, dark: bool = False) -> bytes:
+def drawn(draw: Callable[[], Figure], kinds: Iterable[str], dark: bool = False) -> dict[str, bytes]:
+    """A figure as files of these kinds, drawn once."""
+    found = {}
     with mpl.rc_context(DARK if dark else LIGHT):
         figure = draw()
-        file = io.BytesIO()
-        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-        figure.savefig(file, format=kind, dpi=150, metadata=metadata)
+        for kind in kinds:
+            file = io.BytesIO()
+            metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+            figure.savefig(file, format=kind, dpi=150, metadata=metadata)
+            found[kind] = file.getvalue()
         plt.close(figure)
-    return file.getvalue()
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from ..eval.prompts import Options
 from ..eval.run import Evaluation
 from ..files import write_json, write_text
 from ..provenance import provenance
-from . import breakdown, eigenvalues, figures, tables
+from . import breakdown, eigenvalues, figures, registered_figures, registered_report, tables
 from .conclusions import conclusions
+from .registered import outcomes
 from .results import Run, survey
+from .units import SHOWN, counting, read_registration
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -63,39 +66,49 @@ def absent(found: list[Run], made: list[tables.Table], drawn: dict[str, object])
     return [name for name, there in parts.items() if not there]
 
 
-def write(base: Path, out: Path, console: Console | None = None) -> Path:
-    """report.html, report.md, and tables/*.csv, figures/*.png and *.pdf beside them. What is there but cannot be used
-    is named on the page, and on `console`."""
-    found, problems = survey(base)
-    for problem in problems:
+def write(
+    base: Path, out: Path, console: Console | None = None, *, more: Sequence[Path] = (), plan: Path | None = None
+) -> Path:
+    """report.html, report.md, and tables/*.csv, figures/*.png and *.pdf beside them, of the runs in `base` and in the
+    folders of `more` together. What is there but cannot be used is named on the page, and on `console`. With a
+    registered plan, only its trainings are on the page, and the others are named."""
+    registration = None if plan is None else read_registration(plan)
+    found, problems = survey(base, *more)
+    left_out: list[str] = []
+    if registration is not None:
+        found, left_out = counting(found, registration)
+        if not found:
+            raise ValueError(f"--plan: expected trainings of this plan, got none; {left_out[0]}")
+    for said in (*(f"shown as missing: {x}" for x in problems), *(f"left out: {x}" for x in left_out)):
         if console is not None:
-            console.print(f"shown as missing: {problem}", style="yellow", soft_wrap=True, markup=False)
-    problems = [
-        problem.replace(f"{base}/", "") for problem in problems
-    ]  # the page is about the runs, wherever they lie
+            console.print(said, style="yellow", soft_wrap=True, markup=False)
+    for folder in (base, *more):  # the page is about the runs, wherever they lie
+        problems = [problem.replace(f"{folder}/", "") for problem in problems]
     tables.all_comparable(found)
-    made, drawn, said = all_tables(found), figures.all_figures(found), conclusions(found)
+    judged = outcomes(found, registered=registration is not None)
+    over_trainings, answers = registered_report.all_tables(judged, found), registered_report.sentences(judged, left_out)
+    made, concluded = all_tables(found), conclusions(found)
+    drawn = registered_figures.all_figures(found) | figures.all_figures(found)
     missing = absent(found, made, dict(drawn))
     pictures = {
-        name: {kind: figures.drawn(draw, kind) for kind in ("svg", "png", "pdf")}
-        | {"dark": figures.drawn(draw, "svg", dark=True)}
+        name: figures.drawn(draw, ("svg", "png", "pdf")) | {"dark": figures.drawn(draw, ("svg",), dark=True)["svg"]}
         for name, (_, draw) in drawn.items()
     }
-    for folder in ("tables", "figures"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-    for table in made:
+    for part in ("tables", "figures"):
+        (out / part).mkdir(parents=True, exist_ok=True)
+    for table in (*over_trainings, *made):
         (out / "tables" / f"{table.name}.csv").write_text(table.csv())
     for name, kinds in pictures.items():
         for kind in ("png", "pdf"):
             (out / "figures" / f"{name}.{kind}").write_bytes(kinds[kind])
-    sections = ["<h2>What this run can and cannot conclude</h2><ul>"]
-    sections += [f"<li>{escape(x)}</li>" for x in said]
-    sections += ["</ul>"] + (
-        [f"<p class='missing'>No results for: {escape(', '.join(missing))}.</p>"] if missing else []
+    heading = "Over trainings: " + (
+        "exploratory, no plan was given" if registration is None else f"the registered plan {registration.plan[:SHOWN]}"
     )
+    sections = [f"<h2>{escape(heading)}</h2>", _list(answers), *(table.html() for table in over_trainings)]
+    sections += ["<h2>What this run can and cannot conclude</h2>", _list(concluded)]
+    sections += [f"<p class='missing'>No results for: {escape(', '.join(missing))}.</p>"] if missing else []
     if problems:
-        sections += ["<h2>Not finished or damaged, and so shown as missing</h2><ul>"]
-        sections += [f"<li>{escape(x)}</li>" for x in problems] + ["</ul>"]
+        sections += ["<h2>Not finished or damaged, and so shown as missing</h2>", _list(problems)]
     sections += ["<h2>Figures</h2>"]
     for name, (title, _) in drawn.items():
         light, dark = (base64.b64encode(pictures[name][kind]).decode() for kind in ("svg", "dark"))
@@ -104,21 +117,23 @@ def write(base: Path, out: Path, console: Console | None = None) -> Path:
             f"<source media='(prefers-color-scheme: dark)' srcset='data:image/svg+xml;base64,{dark}'>"
             f"<img alt='{escape(title)}' src='data:image/svg+xml;base64,{light}'></picture>"
         )
-    sections += ["<h2>Tables</h2><p>The paper's own figures are in columns <span class='paper'>like this</span>.</p>"]
-    sections += [table.html() for table in made]
-    sections += ["<h2>Runs</h2><ul>"]
+    sections += ["<h2>Tables</h2>", *(table.html() for table in made)]
+    abouts = []
     for run in found:
         about = f"{run.path.name}: {tables.name_of(run.arm)}, seed {run.seed}, {run.config['total_tokens']:,} tokens"
-        about += f", rows of {run.train_length}" + ("" if run.complete else ", not finished")
-        sections.append(f"<li>{escape(about)}</li>")
-    sections += ["</ul>"]
+        abouts.append(about + f", rows of {run.train_length}" + ("" if run.complete else ", not finished"))
+    sections += ["<h2>Runs</h2>", _list(abouts)]
     page = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<link rel='icon' href='data:,'><title>QED: results</title><style>{STYLE}</style></head>"
-        f"<body><h1>The Query Knows What to Forget: results</h1>{chr(10).join(sections)}</body></html>\n"
+        "<body><h1>The Query Knows What to Forget: results</h1>"
+        "<p>The paper's own figures are in columns <span class='paper'>like this</span>.</p>"
+        f"{chr(10).join(sections)}</body></html>\n"
     )
-    text = ["# Results", "", "## What this run can and cannot conclude", "", *(f"- {x}" for x in said), ""]
+    text = ["# Results", "", f"## {heading}", "", *(f"- {x}" for x in answers), ""]
+    text += [table.markdown() for table in over_trainings]
+    text += ["## What this run can and cannot conclude", "", *(f"- {x}" for x in concluded), ""]
     text += [f"No results for: {', '.join(missing)}.", ""] if missing else []
     if problems:
         text += ["## Not finished or damaged, and so shown as missing", "", *(f"- {x}" for x in problems), ""]
@@ -127,6 +142,10 @@ def write(base: Path, out: Path, console: Console | None = None) -> Path:
     write_text(out / "report.md", "\n".join(text))
     write_text(out / "report.html", page)
     return out / "report.html"
+
+
+def _list(items: list[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(x)}</li>' for x in items)}</ul>"
 
 
 def write_eigenvalues(checkpoint: Path, data: Path, *, samples: int, out: Path, device: str, console: Console) -> None:

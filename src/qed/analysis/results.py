@@ -311,13 +311,14 @@ def _number(text: Any) -> bool:
 TRACES = ("metrics.jsonl", "stages.json", "checkpoints", "export", "eval", "strength", "eigenvalues.json")
 
 
-def survey(base: Path) -> tuple[list[Run], list[str]]:
-    """Training runs under `base`, by the names of their folders, and what is missing of which, in words."""
-    if not base.is_dir():
-        raise ValueError(f"RUNS: expected a folder of runs, got {base}")
+def survey(*bases: Path) -> tuple[list[Run], list[str]]:
+    """Training runs under these folders, by the names of their own, and what is missing of which, in words."""
+    for base in bases:
+        if not base.is_dir():
+            raise ValueError(f"RUNS: expected a folder of runs, got {base}")
     found: list[Run] = []
     problems: list[str] = []
-    for path in sorted(x for x in base.iterdir() if x.is_dir()):
+    for path in (path for base in bases for path in sorted(x for x in base.iterdir() if x.is_dir())):
         run = Run(path)
         if not (path / "config.json").exists():
             if not any(path.iterdir()) or any((path / name).exists() for name in TRACES):
@@ -331,7 +332,8 @@ def survey(base: Path) -> tuple[list[Run], list[str]]:
             found.append(run)
     if not found:
         said = f"; {problems[0]}" if problems else ""
-        raise ValueError(f"RUNS: expected folders with a config.json in {base}, got none{said}")
+        where = " and ".join(map(str, bases))
+        raise ValueError(f"RUNS: expected folders with a config.json in {where}, got none{said}")
     seen: dict[tuple[str, int], Run] = {}
     for run in found:
         if (run.arm, run.seed) in seen:
