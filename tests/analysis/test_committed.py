@@ -1,12 +1,18 @@
 """What is committed under results/ follows from the answers committed with it, and README says the same."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
 from qed.analysis import tables
+from qed.analysis.breakdown import splits
+from qed.analysis.conclusions import conclusions
+from qed.analysis.report import all_tables
 from qed.analysis.results import runs
+from qed.eval.records import lines
+from qed.reproduce.collecting import KEPT
 
 ROOT = Path(__file__).parents[2]
 SMALL = ROOT / "results" / "small"
@@ -23,10 +29,44 @@ def test_accuracies_are_counted_from_answers(task: str) -> None:
     assert tables.retrieval(found, task).csv() == (SMALL / "tables" / f"table3_{task}.csv").read_text()
 
 
-def test_contrasts_and_losses() -> None:
-    found = runs(SMALL / "runs")
-    for table in (tables.contrast_table(found), tables.validation(found), tables.strength_sweep(found)):
-        assert table.csv() == (SMALL / "tables" / f"{table.name}.csv").read_text()
+def test_every_table() -> None:
+    made = {table.name: table.csv() for table in all_tables(runs(SMALL / "runs"))}
+    assert made == {path.stem: path.read_text() for path in (SMALL / "tables").glob("*.csv")}
+
+
+def test_what_is_concluded() -> None:
+    said = (SMALL / "report.md").read_text().split("## What this run can and cannot conclude\n\n")[1].split("\n\n")[0]
+    assert said.splitlines() == [f"- {x}" for x in conclusions(runs(SMALL / "runs"))]
+
+
+def test_kept_predictions_are_long_enough_for_the_first_answer() -> None:
+    """Of a prediction the beginning is kept: its first value begins and ends there."""
+    for path in SMALL.rglob("niah_single_*.jsonl.xz"):
+        for row in lines(path):
+            value = re.search(r"[a-z\d-]*\d[a-z\d-]*", row["prediction"])
+            assert value is not None, path
+            assert value.end() < KEPT, path
+
+
+def test_first_answers_and_parts() -> None:
+    """Two facts that were found independently of this code."""
+    with (SMALL / "tables" / "first_answer.csv").open() as file:
+        found = {(x["seed"], x["arm"], x["counted"]): x["S-NIAH-1 8K"] for x in csv.DictReader(file)}
+    assert found["1", "QED-rand", "anywhere (RULER)"] == "73.6"
+    assert found["1", "QED-rand", "first answer"] == "66.8"
+    (split,) = splits(runs(SMALL / "runs"))
+    assert split.lengths == [4096, 8192, 16384, 32768]
+    assert [x[0] for x in split.whole.values()] == pytest.approx([-9.6, -22.85])
+    assert [x[0] for x in split.training.values()] == pytest.approx([-10.95, -22.25])
+    assert [x[0] for x in split.correction.values()] == pytest.approx([1.35, -0.6])
+
+
+def test_contrasts_on_the_page() -> None:
+    with (SMALL / "tables" / "figure2_contrasts.csv").open() as file:
+        rows = ["| " + " | ".join(row) + " |" for row in csv.reader(file)]
+    page = (SMALL / "RESULTS.md").read_text().splitlines()
+    assert len(rows) == 13
+    assert all(row in page for row in rows)
 
 
 @pytest.mark.parametrize("page", ["README.md", "results/small/RESULTS.md"])

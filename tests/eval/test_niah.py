@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qed.eval import keys, niah
-from qed.eval.niah import TASKS, Haystack, Task, correct, draw, generate
+from qed.eval.niah import TASKS, Haystack, Task, correct, draw, first_correct, generate
 
 ESSAY = Haystack(text="It rained. The road was long and nobody spoke! Why? " * 400)
 SOME = keys.Keys(["red", "old"], ["fox", "owl", "cat"])
@@ -155,6 +155,30 @@ def test_what_is_correct() -> None:
     assert correct(" 1234567.", "1234567")
     assert correct("x\x00ABC-de", "abc-DE")
     assert not correct("123456", "1234567")
+
+
+UUID = "baa80dd4-88bd-4407-abcf-be01a28defe3"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "right"),
+    [
+        (" 1234567.", "1234567", True),
+        (" 12345678.", "1234567", False),  # where RULER's would be right
+        ("01234567", "1234567", False),
+        ("7654321. The special magic number is 1234567", "1234567", False),
+        ("123456 1234567", "1234567", False),
+        ("the number is 1234567, not 7654321", "1234567", True),
+        ("", "1234567", False),
+        (f" {UUID.upper()}.", UUID, True),
+        (f"for the-and is {UUID}", UUID, True),  # words without a digit are no answer
+        (f"{UUID}0", UUID, False),
+        (f"{UUID[:-2]}. {UUID}", UUID, False),  # cut short, and only then right
+        (f"{UUID[:8]} {UUID}", UUID, False),
+    ],
+)
+def test_what_is_first_correct(prediction: str, answer: str, right: bool) -> None:
+    assert first_correct(prediction, answer) is right
 
 
 def test_bad_input() -> None:

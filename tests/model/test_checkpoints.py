@@ -225,6 +225,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         ({"num_heads": 0}, "num_heads: expected a positive whole number, got 0"),
         ({"hidden_size": 6.5}, "hidden_size: expected a positive whole number, got 6.5"),
         ({"output_gate": "relu"}, "output_gate: expected silu, sigmoid or None, got 'relu'"),
+        ({"initializer": "kaiming"}, "initializer: expected one of normal, xavier, got 'kaiming'"),
     ],
 )
 def test_what_cannot_be_a_model_is_refused(changes: dict[str, object], message: str) -> None:

@@ -329,6 +329,7 @@ def test_the_first_versions_files_still_load(tmp_path: Path) -> None:
     old |= {"use_cache": True, "vocab_size": 256}
     (tmp_path / "config.json").write_text(json.dumps(old))
     config = AutoConfig.from_pretrained(tmp_path)
+    assert config.initializer == "normal"  # which had no name then
     assert config.to_dict() | {"_name_or_path": "", "transformers_version": ""} == QEDConfig.tiny(
         dtype="float32", architectures=["QEDForCausalLM"]
     ).to_dict() | {"_name_or_path": "", "transformers_version": ""}

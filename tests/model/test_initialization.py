@@ -1,6 +1,7 @@
 """First values: one place, a standard deviation for every kind of parameter, also after the meta device."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,6 +58,49 @@ def test_every_parameter(on: str) -> None:
     directions = model.model.layers[2].mixer.random_direction
     assert torch.allclose(directions.norm(dim=-1), torch.ones(4))
     assert directions.requires_grad is False
+
+
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+def test_xavier_of_each_projection(on: str) -> None:
+    """gain · √(2 / (inputs + outputs)) for each projection of a mixer, also where several are one matrix, and uniform;
+    the rest as ever."""
+    torch.manual_seed(0)
+    layers = ["qed", "eda", "full_attention"]
+    with torch.device(on):
+        model = QEDForCausalLM(QEDConfig.tiny(**CONFIG, layer_types=layers, initializer="xavier"))
+    if on == "meta":
+        model = model.to_empty(device="cpu")
+        model.init_weights()
+
+    def check(name: str, x: torch.Tensor) -> None:
+        deviation = 2**-2.5 * math.sqrt(2 / sum(x.shape))
+        assert x.std().item() == pytest.approx(deviation, rel=0.05), name
+        assert x.abs().max().item() == pytest.approx(math.sqrt(3) * deviation, rel=0.01), name  # of a uniform one
+
+    keys, rank = 4 * 64, 64
+    widths = {"qed": [keys] * 5 + [rank] * 2, "eda": [keys] * 3 + [4, 4, rank, rank, keys]}  # eda's gates: one a head
+    for i in (0, 1):
+        mixer = model.model.layers[i].mixer
+        parts = mixer.in_proj.weight.split(widths[layers[i]])
+        for j, x in enumerate(parts):
+            if x.shape[0] >= rank:  # of four rows too little is known
+                check(f"in_proj {i} {j}", x)
+        for name in ("f_proj", "g_proj", "o_proj"):
+            check(name, getattr(mixer, name).weight)
+        assert (mixer.g_proj.bias == 0).all()
+    for name, x in model.named_parameters():
+        if "mixer" not in name or "layers.2" in name:
+            deviation = expected_deviation(name)
+            assert deviation is None or x.std().item() == pytest.approx(deviation, rel=0.05), name
+
+
+def test_a_checkpoint_is_not_drawn_over(tmp_path: Path) -> None:
+    model = QEDForCausalLM(QEDConfig.tiny(initializer="xavier"))
+    model.save_pretrained(tmp_path)
+    again = QEDForCausalLM.from_pretrained(tmp_path)
+    assert again.config.initializer == "xavier"
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, again.state_dict()[name]), name
 
 
 def test_the_seed_decides() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import paper
+from .breakdown import splits
 from .results import Run, discordant
 from .stats import clopper_pearson, paired_difference
 from .tables import (
@@ -12,10 +13,14 @@ from .tables import (
     arms_of,
     by_arm_and_seed,
     contrasts,
+    length_title,
     main_task,
     name_of,
     needle_lengths,
+    past_training,
     recall_names,
+    recall_title,
+    results_of,
     seeds_of,
 )
 
@@ -23,7 +28,7 @@ LEARNED = 0.9  # of needles at the training length
 
 
 def conclusions(runs: list[Run]) -> list[str]:
-    return [*_what_there_is(runs), *learned(runs), *_contrasts(runs), *_claims(runs), *_limits(runs)]
+    return [*_what_there_is(runs), *learned(runs), *_contrasts(runs), *_splits(runs), *_claims(runs), *_limits(runs)]
 
 
 def _what_there_is(runs: list[Run]) -> list[str]:
@@ -42,9 +47,10 @@ def _what_there_is(runs: list[Run]) -> list[str]:
 
 
 def at_training_length(run: Run, task: str) -> dict[str, Any] | None:
-    """The result at the training length, or the longest below it."""
-    lengths = [n for n in needle_lengths([run], task) if n <= run.train_length]
-    return run.results[f"{task}-{lengths[-1]}"].result if lengths else None
+    """The result of the longest prompts none of which has more tokens than a row of training."""
+    found = [run.results[f"{task}-{n}"] for n in needle_lengths([run], task)]
+    fitting = [x for x in found if x.tokens[-1] <= run.train_length]
+    return fitting[-1].result if fitting else None
 
 
 def learned(runs: list[Run]) -> list[str]:
@@ -95,6 +101,20 @@ def _contrasts(runs: list[Run]) -> list[str]:
     return texts
 
 
+def _splits(runs: list[Run]) -> list[str]:
+    """Where a difference from GDN-2 comes from."""
+    texts = []
+    for x in (x for x in splits(runs) if x.task == main_task(runs)):
+        shown = "; ".join(
+            f"{x.whole[seed][0]:+.2f} points at seed {seed}, of which {x.training[seed][0]:+.2f} are there with λ set "
+            f"to 0 at inference, and {x.correction[seed][0]:+.2f} come with the correction"
+            for seed in x.whole
+        )
+        where = ", ".join(length_title(n) for n in x.lengths)
+        texts.append(f"{name_of(x.arm)} less GDN-2 on {TITLES[x.task]} at {where}: {shown}.")
+    return texts
+
+
 def _claims(runs: list[Run]) -> list[str]:
     """The paper's claims, one by one: holds, does not hold, or open."""
     known, seeds, task, texts = by_arm_and_seed(runs), seeds_of(runs), main_task(runs), []
@@ -128,13 +148,11 @@ def _claims(runs: list[Run]) -> list[str]:
                 outcomes.append(None)
                 continue
             one, two = known["qed", seed], known[other, seed]
-            for n in needle_lengths([one, two], task):
-                name = f"{task}-{n}"
-                if n > one.train_length:
-                    there = name in one.results and name in two.results
-                    outcomes.append(
-                        one.results[name].result["accuracy"] > two.results[name].result["accuracy"] if there else None
-                    )
+            for name in (f"{task}-{n}" for n in past_training([one, two], task)):
+                there = name in one.results and name in two.results
+                outcomes.append(
+                    one.results[name].result["accuracy"] > two.results[name].result["accuracy"] if there else None
+                )
         texts.append(
             judged(f"QED is above {words} on {asked} at every length past the training length, at every seed", outcomes)
         )
@@ -148,7 +166,8 @@ def _claims(runs: list[Run]) -> list[str]:
                     continue
                 difference, (low, high) = paired_difference(*discordant(here, there_))
                 outcomes.append(None if low <= 0 <= high else difference > 0)
-        texts.append(judged(f"QED raises {name} above GDN-2 at every seed", outcomes))
+        title = recall_title(name, results_of(runs, name))
+        texts.append(judged(f"QED raises FDA above GDN-2 at every seed (here: {title})", outcomes))
     ranges = [
         run.eigenvalues["all"]["eigenvalue"]["quantiles"]
         for run in runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from functools import partial
+from math import ceil, log2
 from typing import Any
 
 import matplotlib as mpl
@@ -27,6 +28,7 @@ from .tables import (
     needle_lengths,
     recall_names,
     recall_title,
+    results_of,
     seeds_of,
 )
 
@@ -63,18 +65,21 @@ def line(runs: list[Run], run: Run) -> dict[str, Any]:
 
 
 def accuracy(runs: list[Run], task: str) -> Figure:
-    """Figure 1: accuracy against length, one panel a seed."""
+    """Figure 1: accuracy against the tokens of the prompts, as the training length is in tokens; one panel a seed."""
     seeds, known = seeds_of(runs), by_arm_and_seed(runs)
     lengths = needle_lengths(runs, task)
+    medians = {x.path: x.tokens[len(x.tokens) // 2] for n in lengths for x in results_of(runs, f"{task}-{n}")}
+    ticks = [2**i for i in range(int(log2(min(medians.values()))), ceil(log2(max(medians.values()))) + 1)]
     figure, axes = plt.subplots(1, len(seeds), figsize=(1.5 + 4.2 * len(seeds), 3.8), sharey=True, squeeze=False)
     for panel, seed in zip(axes[0], seeds, strict=True):
         for arm in arms_of(runs):
             results = known[arm, seed].results if (arm, seed) in known else {}
-            points = [(n, results[f"{task}-{n}"].result) for n in lengths if f"{task}-{n}" in results]
+            points = [results[f"{task}-{n}"] for n in lengths if f"{task}-{n}" in results]
             if not points:
                 continue
-            x, share = [n for n, _ in points], [r["correct"] / r["samples"] for _, r in points]
-            ends = [wilson(r["correct"], r["samples"]) for _, r in points]
+            x = [medians[r.path] for r in points]
+            share = [r.result["correct"] / r.result["samples"] for r in points]
+            ends = [wilson(r.result["correct"], r.result["samples"]) for r in points]
             bars = [
                 [y - e.low for y, e in zip(share, ends, strict=True)],
                 [e.high - y for y, e in zip(share, ends, strict=True)],
@@ -86,10 +91,10 @@ def accuracy(runs: list[Run], task: str) -> Figure:
         panel.axvline(trained, linestyle="--", linewidth=1, color="#888888")
         panel.annotate("training length", (trained, 0.02), rotation=90, fontsize=7, ha="right", color="#888888")
         panel.set_xscale("log", base=2)
-        panel.set_xticks(lengths, [length_title(n) for n in lengths])
+        panel.set_xticks(ticks, [length_title(n) for n in ticks])
         panel.minorticks_off()
         panel.set_ylim(-0.02, 1.04)
-        panel.set_xlabel("context length (tokens)")
+        panel.set_xlabel("prompt (tokens, median)")
         panel.set_title(f"seed {seed}", fontsize=10)
     axes[0][0].set_ylabel(f"{TITLES[task]} accuracy")
     max(axes[0], key=lambda panel: len(panel.get_legend_handles_labels()[0])).legend(fontsize=8)  # a seed may lack arms
@@ -148,7 +153,7 @@ def recall(runs: list[Run]) -> Figure:
                     **style(runs, arm),
                 )
                 first = False
-    panel.set_xticks(range(len(names)), [recall_title(name) for name in names], fontsize=8)
+    panel.set_xticks(range(len(names)), [recall_title(name, results_of(runs, name)) for name in names], fontsize=8)
     panel.set_ylabel("accuracy")
     panel.legend(fontsize=8)
     figure.tight_layout()

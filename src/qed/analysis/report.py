@@ -14,7 +14,7 @@ from ..eval.prompts import Options
 from ..eval.run import Evaluation
 from ..files import write_json, write_text
 from ..provenance import provenance
-from . import eigenvalues, figures, tables
+from . import breakdown, eigenvalues, figures, tables
 from .conclusions import conclusions
 from .results import Run, survey
 
@@ -41,6 +41,7 @@ def all_tables(found: list[Run]) -> list[tables.Table]:
     if tables.recall_names(found) and not tables.needle_lengths(found, main):
         made.append(tables.retrieval(found, main))
     made.append(tables.contrast_table(found))
+    made += [table for table in (breakdown.first_answers(found), breakdown.split_table(found)) if table.rows]
     made += [tables.strength_sweep(found)] if any(run.strengths for run in found) else []
     made += [tables.eigenvalue_table(found)] if any(run.eigenvalues for run in found) else []
     more = [tables.positions_table(found), tables.transitions(found)]

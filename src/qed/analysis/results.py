@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..eval import niah
 from ..eval.prompts import NEEDLES
 from ..eval.recall import DATASETS
 from ..eval.records import by_index, read_json
@@ -64,6 +65,18 @@ class Result:
         return {row["index"]: bool(row["correct"]) for row in self.rows}
 
     @cached_property
+    def first_right(self) -> dict[int, bool] | None:
+        """By example, whether the first number or uuid generated is the answer; None where predictions are not kept."""
+        if not all(isinstance(row.get(name), str) for row in self.rows for name in ("prediction", "gold")):
+            return None
+        return {row["index"]: niah.first_correct(row["prediction"], row["gold"]) for row in self.rows}
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Of the prompts, the shortest first. A length in a needle task's name is nominal, and prompts are shorter."""
+        return sorted(row["tokens"] for row in self.rows)
+
+    @cached_property
     def examples(self) -> frozenset[tuple[int, int, str]]:
         """What tells examples of one task at two lengths apart."""
         return frozenset((row["index"], row.get("tokens", 0), str(row.get("gold"))) for row in self.rows)
@@ -95,6 +108,10 @@ class Result:
             raise ValueError(f"{path}: expected {samples} lines, got {len(found)}")
         if sum(found.values()) != correct:
             raise ValueError(f"{path}: expected {correct} correct lines, got {sum(found.values())}")
+        for row in self.rows:
+            if type(row.get("tokens")) is not int:
+                example, said = row["index"], row.get("tokens")
+                raise ValueError(f"{path}: expected the tokens of a prompt in every line, got {said!r} in {example}")
 
 
 def _is_bin(x: Any) -> bool:
@@ -188,6 +205,11 @@ class Run:
     @property
     def train_length(self) -> int:
         return int(self.config["sequence"])
+
+    def is_past_training(self, result: Result) -> bool:
+        """Whether even the shortest prompt has more tokens than a row of this run's training. The nominal length does
+        not tell: S-NIAH-2 at 768 has prompts of some 90 tokens, because essays come in steps of 500 words."""
+        return result.tokens[0] > self.train_length
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 
+from ..eval.recall import DATASETS
 from . import paper
 from .results import Result, Run, comparable, discordant, same_examples
 from .stats import Interval, across_seeds, clopper_pearson, mcnemar, paired_difference
@@ -18,6 +20,7 @@ TITLES = {
     **{"niah_single_1": "S-NIAH-1", "niah_single_2": "S-NIAH-2", "niah_single_3": "S-NIAH-3"},
     **{"niah_multikey_1": "MK-NIAH-1", "pairs": "Pairs", "fda": "FDA", "swde": "SWDE", "squad_completion": "SQuAD"},
 }
+PAST_TRAINING = "past the training length: even the shortest prompt has more tokens than a row of training"
 
 
 @dataclass(kw_only=True)
@@ -78,6 +81,20 @@ def name_of(arm: str) -> str:
 def needle_lengths(runs: list[Run], task: str) -> list[int]:
     found = {int(name.rsplit("-", 1)[1]) for run in runs for name in run.results if name.startswith(f"{task}-")}
     return sorted(found)
+
+
+def past_training(runs: list[Run], task: str) -> list[int]:
+    """Nominal lengths at which every prompt is longer than the training length of every run that was asked."""
+    found = {n: [run for run in runs if f"{task}-{n}" in run.results] for n in needle_lengths(runs, task)}
+    return [n for n, some in found.items() if all(run.is_past_training(run.results[f"{task}-{n}"]) for run in some)]
+
+
+def distinct(results: Iterable[tuple[Result, ...]]) -> list[tuple[Result, ...]]:
+    """Each set of examples once: S-NIAH-2 and -3 are sized in steps of 500 words, and two lengths may share theirs."""
+    found: dict[frozenset[tuple[int, int, str]], tuple[Result, ...]] = {}
+    for some in results:
+        found.setdefault(some[0].examples, some)
+    return list(found.values())
 
 
 def main_task(runs: list[Run]) -> str:
@@ -148,7 +165,8 @@ def retrieval(runs: list[Run], task: str) -> Table:
                 figures = paper.NIAH_1.get(seed, {}).get(arm)
                 row += [None] * 9 if figures is None else [f"{x:g}" for x in figures]
             rows.append(row)
-    columns = ["seed", "arm", *(length_title(n) for n in lengths), *(recall_title(name) for name in recall)]
+    columns = ["seed", "arm", *(length_title(n) for n in lengths)]
+    columns += [recall_title(name, results_of(runs, name)) for name in recall]
     theirs: set[int] = set()
     if paper_has_it:
         theirs = set(range(len(columns), len(columns) + 9))
@@ -187,7 +205,8 @@ def strength_sweep(runs: list[Run]) -> Table:
             figures = paper.STRENGTH.get(run.seed, {}).get(scale) if run.arm == "qed" else None
             row += [None] * 6 if figures is None else [f"{x:g}" for x in figures]
             rows.append(row)
-    columns = ["arm", "seed", "s", "mean λ", *(_title(name) for name in names)]
+    of = {name: [x[name] for run in swept for x in run.strengths.values() if name in x] for name in names}
+    columns = ["arm", "seed", "s", "mean λ", *(_title(name, of[name]) for name in names)]
     theirs = set(range(len(columns), len(columns) + 6))
     columns += ["mean λ", *(length_title(n) for n in paper.STRENGTH_LENGTHS), "FDA"]
     note = "p: exact McNemar against s = 1 on the same examples; Holm over a run's comparisons."
@@ -212,6 +231,13 @@ class Contrast:
     overall: tuple[float, Interval] | None
 
 
+def points(pairs: list[tuple[Result, Result]]) -> tuple[float, Interval, float]:
+    """By how many points the first of each pair is ahead, over all examples: Tango's interval and McNemar's p."""
+    b, c, n = (sum(x) for x in zip(*(discordant(*pair) for pair in pairs), strict=True))
+    difference, interval = paired_difference(b, c, n)
+    return 100 * difference, Interval(100 * interval.low, 100 * interval.high), mcnemar(b, c)
+
+
 def contrasts(runs: list[Run], task: str) -> list[Contrast]:
     known, found = by_arm_and_seed(runs), []
     for name, (first, second) in paper.CONTRASTS.items():
@@ -220,17 +246,11 @@ def contrasts(runs: list[Run], task: str) -> list[Contrast]:
             if (first, seed) not in known or (second, seed) not in known:
                 continue
             one, other = known[first, seed], known[second, seed]
-            lengths = [n for n in needle_lengths([one, other], task) if n > one.train_length]
-            # S-NIAH-2 and -3 are sized in steps of 500 words: two lengths may have the same examples.
-            pairs: dict[frozenset[tuple[int, int, str]], tuple[Result, Result]] = {}
-            for x in (f"{task}-{n}" for n in lengths):
-                if x in one.results and x in other.results:
-                    pairs.setdefault(one.results[x].examples, (one.results[x], other.results[x]))
-            counts = [discordant(*pair) for pair in pairs.values()]
-            if counts:
-                b, c, n = (sum(x) for x in zip(*counts, strict=True))
-                difference, interval = paired_difference(b, c, n)
-                seeds[seed] = (100 * difference, Interval(100 * interval.low, 100 * interval.high), mcnemar(b, c))
+            names = [f"{task}-{n}" for n in past_training([one, other], task)]
+            both = [x for x in names if x in one.results and x in other.results]
+            pairs = distinct((one.results[x], other.results[x]) for x in both)
+            if pairs:
+                seeds[seed] = points([(x[0], x[1]) for x in pairs])
         overall = across_seeds([x[0] for x in seeds.values()]) if seeds else None
         found.append(Contrast(name=name, first=first, second=second, seeds=seeds, overall=overall))
     return found
@@ -242,16 +262,17 @@ def contrast_table(runs: list[Run]) -> Table:
     for task, x in [(name, x) for name in tasks for x in contrasts(runs, name)]:
         row: list[str | None] = [TITLES[task], x.name, f"{name_of(x.first)} − {name_of(x.second)}"]
         for seed in seeds:
-            row.append(None if seed not in x.seeds else f"{x.seeds[seed][0]:+.1f} {_brackets(x.seeds[seed][1])}")
+            row.append(None if seed not in x.seeds else f"{x.seeds[seed][0]:+.1f} {brackets(x.seeds[seed][1])}")
         many = x.overall is not None and len(x.seeds) > 1
-        row.append(f"{x.overall[0]:+.1f} {_brackets(x.overall[1])}" if many and x.overall is not None else None)
+        row.append(f"{x.overall[0]:+.1f} {brackets(x.overall[1])}" if many and x.overall is not None else None)
         rows.append(row)
     return Table(
         name="figure2_contrasts",
         title="Contrasts: points of accuracy, all lengths past the training length together",
         columns=["task", "contrast", "arms", *(f"seed {seed}" for seed in seeds), "across seeds"],
         rows=rows,
-        note="By seed: Tango's paired 95 % interval on the same examples. Across seeds: Student's, over trainings.",
+        note="By seed: Tango's paired 95 % interval on the same examples. Across seeds: Student's, over trainings. "
+        f"{PAST_TRAINING.capitalize()}.",
     )
 
 
@@ -320,7 +341,7 @@ def positions_table(runs: list[Run]) -> Table:
     return Table(name="loss_by_position", title="Loss by position (nats)", columns=columns, rows=rows)
 
 
-def _brackets(x: Interval) -> str:
+def brackets(x: Interval) -> str:
     return f"[{x.low:+.1f}, {x.high:+.1f}]"
 
 
@@ -328,14 +349,22 @@ def length_title(n: int) -> str:
     return f"{n // 1024}K" if n % 1024 == 0 else str(n)
 
 
-def recall_title(name: str) -> str:
+def recall_title(name: str, results: list[Result]) -> str:
+    """A data set's own name only where a result says that it was read from there: a user's file is in its style."""
     task, _, variant = name.partition("-")
-    return f"{TITLES[task]} ({variant})"
+    if {x.about.get("dataset") for x in results} == {DATASETS[task]}:
+        return f"{TITLES[task]} ({variant})"
+    forms = {form for x in results for form in x.about.get("forms", ())}
+    return f"{TITLES[task]} questions ({variant})" if forms == {"question"} else f"{TITLES[task]}-style ({variant})"
 
 
-def _title(name: str) -> str:
+def results_of(runs: list[Run], name: str) -> list[Result]:
+    return [run.results[name] for run in runs if name in run.results]
+
+
+def _title(name: str, results: list[Result]) -> str:
     task, _, rest = name.partition("-")
-    return f"{TITLES[task]} {length_title(int(rest))}" if task in NEEDLES else recall_title(name)
+    return f"{TITLES[task]} {length_title(int(rest))}" if task in NEEDLES else recall_title(name, results)
 
 
 def _by_length(name: str) -> tuple[str, int, str]:

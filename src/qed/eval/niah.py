@@ -248,3 +248,12 @@ def correct(prediction: str, answer: str) -> bool:
     """RULER's string_match_all with one reference: the answer anywhere in what was generated."""
     cleaned = re.sub(r"[\x00-\x1f]", "\n", prediction.strip()).strip()
     return answer.lower() in cleaned.lower()
+
+
+def first_correct(prediction: str, answer: str) -> bool:
+    """Whether the first value generated is the answer: the first run of digits, whole, for a number; the first word of
+    letters, digits and hyphens with a digit in it for a uuid, so that one that is cut short or too long is an answer,
+    and a wrong one. RULER credits later guesses too."""
+    word = r"\d+" if answer.isdigit() else r"[a-z\d-]*\d[a-z\d-]*"
+    first = re.search(word, prediction.lower())
+    return first is not None and first.group() == answer.lower()

@@ -33,6 +33,7 @@ LEAST = {
     **dict.fromkeys(("theta_init", "read_scale"), -sys.float_info.max),
 }
 ATTENTION = ("full_attention", "sliding_attention")
+INITIALIZERS = ("normal", "xavier")
 
 # What transformers and its companions write into a config.json beside what `PreTrainedConfig` declares: where code,
 # quantisation and weights are, and fields of earlier versions that older files still have.
@@ -73,6 +74,8 @@ class QEDConfig(PreTrainedConfig):
         output_gate_rank: its bottleneck; None for a head's value channels, 0 for one full matrix.
         decay_rank: bottleneck of the decay's projection; None for `head_dim`.
         sliding_window, rope_theta: of softmax layers.
+        initializer: first values of the token mixers' matrices: "normal", as everywhere else, or "xavier", as in
+            NVIDIA's release of GDN-2. (Open: normal.)
         initializer_range: standard deviation of weights; projections back into the residual stream get
             1/√(2 · layers) of it. (Open.)
         tie_word_embeddings, norm_eps, use_cache, bos_token_id, eos_token_id, pad_token_id: as the names say. There may
@@ -102,6 +105,7 @@ class QEDConfig(PreTrainedConfig):
     decay_rank: int | None = None
     sliding_window: int = 512
     rope_theta: float = 10000.0
+    initializer: str = "normal"
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     norm_eps: float = 1e-5
@@ -158,6 +162,8 @@ class QEDConfig(PreTrainedConfig):
                 raise ValueError(f"{name}: expected a whole number of 0 or more, or None, got {rank!r}")
         if not isinstance(self.rule, str) or self.rule not in RULES:
             raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {self.rule!r}")
+        if self.initializer not in INITIALIZERS:
+            raise ValueError(f"initializer: expected one of {', '.join(INITIALIZERS)}, got {self.initializer!r}")
         if self.value_head_dim < 1 or self.value_head_dim != self.expand_v * self.head_dim:
             raise ValueError(
                 "expand_v: expected expand_v × head_dim to be a positive whole number, "

@@ -10,6 +10,10 @@
 | dt_bias | softplus⁻¹ of log-uniform in [1e-3, 0.1] |
 | θ | `theta_init` |
 | random direction of QED-rand | a unit vector per head |
+
+With `initializer="xavier"` every matrix of a token mixer, o_proj too, is uniform in ± gain · √(6 / (inputs + outputs))
+with gain 2^−2.5 instead, as in NVIDIA's release of GDN-2. All that comes from x is one matrix here and one for each
+projection there, so each projection's rows have their own width. Softmax layers, SwiGLU and embeddings stay as above.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from torch import Tensor, nn
 from ..layers import Mixer, ResidualProjection, RMSNorm, ShortConvolution
 from .config import QEDConfig
 
+XAVIER_GAIN = 2**-2.5
+
 
 @torch.no_grad()
 def initialize(module: nn.Module, config: QEDConfig) -> None:
-    """The parameters that are `module`'s own, not its children's, unless a checkpoint has filled them."""
+    """The parameters that are `module`'s own, unless a checkpoint has filled them. Not its children's, but for a
+    mixer's matrices where they are not normal: only the mixer knows how their rows belong together."""
     deviation = config.initializer_range
     if isinstance(module, ResidualProjection):
         deviation /= math.sqrt(2 * config.num_hidden_layers)
@@ -44,6 +51,8 @@ def initialize(module: nn.Module, config: QEDConfig) -> None:
 
 
 def _initialize_mixer(module: Mixer, config: QEDConfig) -> None:
+    if config.initializer == "xavier":
+        _initialize_projections(module)
     if module.row.decay != "none":
         if not _filled(module.A_log):
             module.A_log.uniform_(1.0, 16.0).log_()
@@ -55,6 +64,17 @@ def _initialize_mixer(module: Mixer, config: QEDConfig) -> None:
     if module.row.direction == "head" and not _filled(module.random_direction):
         module.random_direction.normal_()
         module.random_direction /= module.random_direction.norm(dim=-1, keepdim=True)
+
+
+def _initialize_projections(module: Mixer) -> None:
+    """Xavier uniform, each projection by itself."""
+    keys = module.num_heads * module.head_dim
+    rest = [width for name, width in module.rows.items() if name != "qkv" and width]
+    together = [keys, keys, module.rows["qkv"] - 2 * keys, *rest]
+    parts = [] if _filled(module.in_proj.weight) else list(module.in_proj.weight.split(together))
+    whole = (layer.weight for layer in (module.f_proj, module.g_proj, module.o_proj) if layer is not None)
+    for weight in (*parts, *(x for x in whole if not _filled(x))):
+        nn.init.xavier_uniform_(weight, gain=XAVIER_GAIN)
 
 
 def _filled(x: Tensor) -> bool:
