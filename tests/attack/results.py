@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from qed.analysis import figures
 from qed.cli import app
-from tests.analysis.test_report import evaluated, trained
+from tests.analysis.conftest import evaluated, trained
 
 from . import damage, training
 from .drawing import Draw

@@ -121,9 +121,9 @@ def test_two_runs_and_an_interrupted_one_give_the_same_files(tmp_path: Path, che
     assert results[0] == results[1] == results[2]
     assert results[0]["result"]["samples"] == 10
     row = json.loads(whole[0])
-    assert {"index", "prompt_sha256", "prediction", "gold", "correct", "tokens", "depth"} == row.keys()
+    assert {"index", "prompt_sha256", "prediction", "gold", "correct", "tokens", "depth", "distance"} == row.keys()
     assert {"checkpoint", "tokenizer", "strength", "dtype", "sizing", "prompts"} <= results[0]["about"].keys()
-    assert {"environment", "git", "impl"} <= results[0]["provenance"].keys()
+    assert {"environment", "git", "code", "impl"} <= results[0]["provenance"].keys()
 
 
 def test_another_evaluation_is_not_mixed_in(tmp_path: Path, checkpoint: Path, words: Path) -> None:

@@ -106,7 +106,6 @@ def test_everything_is_checked_before_anything_is_written(tmp_path: Path, monkey
         (tiny(source="nowhere.jsonl"), "which does not exist"),
         (tiny(validation="nowhere.jsonl"), "which does not exist"),
         (tiny(tokenizer="nothing.model"), "no such file"),
-        (tiny(changes={"log_every": "0"}), "log_every: expected 1 or more, got 0"),
         (small(Files(corpus="x.jsonl", essays="essays.json")), "--essays: expected a file, got essays.json"),
         (small(Files(corpus="x.jsonl", words="words")), "--words: expected a file, got words"),
         (small(Files(corpus="x.jsonl", recall={"fda": "fda.jsonl"})), "--data fda: expected a file, got fda.jsonl"),
@@ -114,6 +113,8 @@ def test_everything_is_checked_before_anything_is_written(tmp_path: Path, monkey
         with pytest.raises(ValueError, match=message):
             run.reproduce(plan, out, device="cpu", jobs=1, only=[], minutes=None, console=QUIET)
         assert not out.parent.exists(), message
+    with pytest.raises(ValueError, match="log_every: expected 1 or more, got 0"):
+        tiny(changes={"log_every": "0"})
 
 
 def test_bad_seeds_and_places(tmp_path: Path) -> None:

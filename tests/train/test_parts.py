@@ -80,7 +80,11 @@ def test_the_papers_arms() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("micro", {}, "RECIPE: expected one of paper_340m, small, mini, lambda_max_sweep, got micro"),
+        (
+            "micro",
+            {},
+            "RECIPE: expected one of paper_340m, paper_short, medium, small, mini, lambda_max_sweep, got micro",
+        ),
         ("mini", {}, "RECIPE: mini needs --set data=…"),
         ("mini", {"data": "x", "rate": "3"}, "--set: expected one of .*, got rate"),
         ("mini", {"data": "x", "sequence": "100"}, "batch_tokens, micro_tokens: expected multiples of a row of 100"),

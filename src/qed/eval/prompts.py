@@ -248,7 +248,10 @@ def recall_prompts(task: str, tokenizer: Tokenizer, options: Options) -> tuple[l
         found.append(Prompt(ids=_with_bos(ids, tokenizer, options), text=text, golds=example.golds, more=more))
     if not found:
         raise ValueError(f"{where}: expected examples, got none")
-    log = {"golds_in_prompt": golds, "truncated": truncated, "forms": {k: v for k, v in forms.items() if v}}
+    log: dict[str, Any] = {"golds_in_prompt": golds, "truncated": truncated}
+    log["forms"] = {k: v for k, v in forms.items() if v}
+    if task not in options.data:
+        log["dataset"] = where  # by which reports tell it from a file that only resembles it
     return found, log
 
 
