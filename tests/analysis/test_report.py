@@ -35,6 +35,10 @@ def test_everything_is_written(base: Path, tmp_path: Path) -> None:
         "eigenvalues",
         "loss_by_position",
         "retrieval_over_training",
+        *(
+            f"trainings_{x}"
+            for x in ("claims", "endpoints", "lengths", "means", "power", "sensitivity", "split", "tests")
+        ),
     }
     assert {x.stem for x in (out / "tables").glob("*.csv")} == tables
     figures = {
@@ -45,6 +49,8 @@ def test_everything_is_written(base: Path, tmp_path: Path) -> None:
         "eigenvalues",
         "strength_over_training",
         "retrieval_over_training",
+        "trainings_niah_single_1",
+        "trainings_half",
     }
     for kind in ("png", "pdf"):
         assert {x.stem for x in (out / "figures").glob(f"*.{kind}")} == figures

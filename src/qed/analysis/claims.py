@@ -18,7 +18,7 @@ from .stats import Interval
 from .tables import TITLES, Table, length_title, name_of, recall_names, recall_title, results_of
 from .trainings import ENDPOINTS, Endpoint, Study, half, rate
 
-NOT_HERE = "not trained here"
+NOT_HERE, NOT_ASKED = "not trained here", "not asked here"
 POINTS = ENDPOINTS["R1"]
 
 
@@ -183,7 +183,7 @@ def _doubled(study: Study) -> Claim:
     paper_said = ("doubling λ at inference helps one checkpoint", shown(theirs, POINTS), f"{theirs.p:.2g}")
     about = "R1: QED at s = 2 − at s = 1"
     if not pairs:
-        return Claim("strength", about, "not asked here", None, "", False, *paper_said)
+        return Claim("strength", about, NOT_ASKED, None, "", False, *paper_said)
     ours = mean_of([scaled - trained for trained, scaled in pairs])
     said = verdict(ours, ours.p, LEVEL, "R1")
     return Claim("strength", about, said, shown(ours, POINTS), f"{len(pairs)} QED", False, *paper_said)
@@ -214,7 +214,7 @@ def _recall(study: Study, task: str, says: str, same: bool) -> Claim:
             for arm, runs in study.arms.items()
         }
     if name is None or not all(groups.get(arm) for arm in MECHANISM[1]):
-        return Claim(TITLES[task], MECHANISM[0], NOT_HERE, None, "", False, *paper_said)
+        return Claim(TITLES[task], MECHANISM[0], NOT_ASKED, None, "", False, *paper_said)
     ours, title = contrast(groups, MECHANISM[1]), recall_title(name, results_of(study.runs, name))
     said = unchanged(ours, POINTS.margin) if same else verdict(ours, ours.p, LEVEL, "R1")
     n = _trainings(groups, tuple(MECHANISM[1]))

@@ -112,7 +112,7 @@ def accuracy(runs: list[Run], task: str) -> Figure:
 
 def contrast(runs: list[Run]) -> Figure:
     """Figure 2."""
-    found, seeds = contrasts(runs, main_task(runs)), seeds_of(runs)
+    found, seeds = [x for x in contrasts(runs, main_task(runs)) if x.seeds], seeds_of(runs)
     figure, panel = plt.subplots(figsize=(6, 0.8 + max(0.75, 0.2 * len(seeds)) * len(found)))
     step = min(0.18, 0.8 / len(seeds))
     for row, x in enumerate(found):

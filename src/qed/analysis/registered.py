@@ -67,6 +67,7 @@ class Experiment(NamedTuple):
     seeds: int  # at which the last look is taken
     first_look: int | None
     families: Mapping[str, tuple[Test, ...]]
+    known_before: tuple[int, ...] = ()  # seeds of which a training was known when the plan was registered
 
     @property
     def registered(self) -> bool:
@@ -79,7 +80,7 @@ class Experiment(NamedTuple):
 
 THREE = ("gdn2", "qed", "qed-rand")
 EXPERIMENTS = (
-    Experiment("E1", "medium", THREE, 12, 6, {"E1 primary": PRIMARY, "E1 secondary": SECONDARY}),
+    Experiment("E1", "medium", THREE, 12, 6, {"E1 primary": PRIMARY, "E1 secondary": SECONDARY}, (0,)),
     Experiment("E2", "paper_short", THREE, 4, None, {"E2 primary": PRIMARY, "E2 secondary": SECONDARY}),
     Experiment("E3", "medium", tuple(TREND), 8, None, {"E3": BOUND}),
 )
@@ -89,13 +90,17 @@ def recipe_of(run: Run) -> str:
     return str(run.config.get("name")).partition("-")[0]
 
 
+def own_arms(experiment: Experiment) -> set[str]:
+    """Those that an experiment does not share with an earlier one."""
+    before = [x for x in EXPERIMENTS if x.recipe == experiment.recipe and x.name < experiment.name]
+    return set(experiment.arms) - {arm for x in before for arm in x.arms}
+
+
 def experiments_in(runs: list[Run]) -> list[Experiment]:
     """Registered ones of which there is a training that no other experiment asks for."""
     found = []
     for experiment in EXPERIMENTS:
-        before = [x for x in EXPERIMENTS if x.recipe == experiment.recipe and x.name < experiment.name]
-        own = set(experiment.arms) - {arm for x in before for arm in x.arms}
-        if any(recipe_of(run) == experiment.recipe and run.arm in own for run in runs):
+        if any(recipe_of(run) == experiment.recipe and run.arm in own_arms(experiment) for run in runs):
             found.append(experiment)
     return found
 
@@ -139,17 +144,18 @@ def looks(experiment: Experiment, complete: int) -> list[Look]:
     """Those that so many complete seeds allow. Files do not tell whether more seeds will come: a look at fewer than
     planned counts if none do."""
     last = min(complete, experiment.seeds)
+    seeds = f"{last} seed{'s' if last != 1 else ''}"
     if complete == 0:
         return []
     if experiment.first_look is None:
         short = "" if last == experiment.seeds else f", of {experiment.seeds} planned"
-        return [Look(f"one look, at {last} seeds{short}", last, LEVEL)]
+        return [Look(f"one look, at {seeds}{short}", last, LEVEL)]
     if complete < experiment.first_look:
-        return [Look(f"one look, at {last} seeds, if the experiment ends with them", last, LEVEL)]
+        return [Look(f"one look, at {seeds}, if the experiment ends with them", last, LEVEL)]
     first = Look(f"first look, at {experiment.first_look} seeds", experiment.first_look, FIRST_LOOK)
     if complete < experiment.seeds:
-        return [first, Look(f"second look, at {last} seeds, if the experiment ends with them", last, SHORTENED)]
-    return [first, Look(f"second look, at {last} seeds", last, SECOND_LOOK)]
+        return [first, Look(f"second look, at {seeds}, if the experiment ends with them", last, SHORTENED)]
+    return [first, Look(f"second look, at {seeds}", last, SECOND_LOOK)]
 
 
 def verdict(estimate: Estimate, p_holm: float, level: float, endpoint: str) -> str:
@@ -255,11 +261,13 @@ def outcome(experiment: Experiment, runs: list[Run]) -> Outcome:
         status = {name: f"incomplete, without {some[0]}" if some else "counts" for name, some in lacks.items()}
         return Outcome(experiment, [(Look("all together", 0, LEVEL), Study(whole))] if whole else [], status, runs)
     own = [run for run in runs if recipe_of(run) == experiment.recipe and run.arm in experiment.arms]
+    begun = {run.seed for run in own if run.arm in own_arms(experiment)}  # another experiment may have had more seeds
+    own = [run for run in own if run.seed in begun]
     study, known = Study(own), {(run.arm, run.seed): run for run in own}
     lacks = {run.path.name: lacking(experiment, run, study) for run in own}
     whole_seeds = [
         seed
-        for seed in sorted({run.seed for run in own})
+        for seed in sorted(begun)
         if all((run := known.get((arm, seed))) and not lacks[run.path.name] for arm in experiment.arms)
     ]
     found = [

@@ -127,11 +127,12 @@ def half_lengths(runs: list[Run]) -> Figure:
 def _placed(runs: list[Run], task: str) -> bool:
     """Whether lines tell where needles lie."""
     names = [f"{task}-{n}" for n in needle_lengths(runs, task)]
-    return any("depth" in run.results[n].rows[0] for run in runs for n in names if n in run.results)
+    return any(_rows([run], name) for run in runs for name in names)
 
 
 def _rows(some: list[Run], name: str) -> list[dict[str, Any]]:
-    return [row for run in some if name in run.results for row in run.results[name].rows if "depth" in row]
+    rows = (row for run in some if name in run.results for row in run.results[name].rows)
+    return [row for row in rows if isinstance(row.get("depth"), int | float)]
 
 
 def depth_map(runs: list[Run], task: str) -> Figure:
@@ -160,7 +161,8 @@ def depth_map(runs: list[Run], task: str) -> Figure:
 
 def _distance(row: dict[str, Any]) -> float:
     """Tokens from the needle to the end; older results have its depth alone."""
-    return float(row.get("distance", row["tokens"] * (1 - row["depth"] / 100)))
+    found = row.get("distance")
+    return float(found if isinstance(found, int | float) else row["tokens"] * (1 - row["depth"] / 100))
 
 
 def distance(runs: list[Run], tasks: list[str]) -> Figure:
@@ -199,8 +201,12 @@ def distance(runs: list[Run], tasks: list[str]) -> Figure:
 
 def last_strengths(run: Run) -> dict[str, list[float]]:
     """λ of the heads of each layer when the run was last validated."""
-    found = [row["strength_by_head"] for row in run.metrics if row.get("strength_by_head")]
-    return dict(found[-1]) if found else {}
+    rows = [row["strength_by_head"] for row in run.metrics if row.get("strength_by_head")]
+    return {layer: heads for layer, heads in rows[-1].items() if layer.isdigit() and _numbers(heads)} if rows else {}
+
+
+def _numbers(found: Any) -> bool:
+    return isinstance(found, list) and bool(found) and all(isinstance(x, int | float) for x in found)
 
 
 def strength_by_head(runs: list[Run]) -> Figure:

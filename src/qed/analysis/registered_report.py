@@ -29,12 +29,18 @@ from .trainings import ENDPOINTS, Study, at_training_length
 PAST = "Past the training length are cells whose shortest prompt has more tokens than a row of training."
 
 
-def all_tables(outcomes: list[Outcome], runs: list[Run]) -> list[Table]:
+def answer_tables(outcomes: list[Outcome]) -> list[Table]:
+    """What a reader looks for first: the paper's claims, and the tests."""
     made = []
     for x in outcomes:
         asked = {test.name for test in x.experiment.tests}
-        parts = [claims_table(x)] if MECHANISM[0] in asked else []
-        made += [*parts, tests(x), means(x), splits(x), sensitivity(x), seen(x), lengths(x)]
+        made += [*([claims_table(x)] if MECHANISM[0] in asked else []), tests(x)]
+    return [table for table in made if table.rows]
+
+
+def other_tables(outcomes: list[Outcome], runs: list[Run]) -> list[Table]:
+    """What the answers rest on."""
+    made = [y for x in outcomes for y in (means(x), splits(x), sensitivity(x), seen(x), lengths(x))]
     made += [endpoints(outcomes, runs)] if outcomes else []
     return [table for table in made if table.rows]
 
@@ -169,6 +175,10 @@ def sensitivity(outcome: Outcome) -> Table:
     for look, study in outcome.looks[-1:] if tests else []:
         left_out = [f"{name_of(run.arm)} seed {run.seed}" for run in not_learned(study)]
         found = {way: answered(study, family, tests, look.level, way) for way in WAYS}
+        if known := outcome.experiment.known_before:
+            others = study.without(run for run in study.runs if run.seed in known)
+            way = f"without seed {', '.join(map(str, known))}"
+            found[way] = answered(others, family, tests, look.level, AS_REGISTERED)
         for i, test in enumerate(tests):
             for way, x in ((way, answers[i]) for way, answers in found.items()):
                 how = way if x.exact else f"{way} (100,000 draws)"
@@ -253,6 +263,7 @@ def sentences(outcomes: list[Outcome], left_out: list[str]) -> list[str]:
                         f"{x.test.name}: {shown(x.estimate, endpoint)} {endpoint.unit}, p {x.p:.2g}, Holm "
                         f"{x.p_holm:.2g}: {x.verdict}."
                     )
-        apart = [f"{name_} ({why})" for name_, why in outcome.status.items() if why != "counts"]
-        said += [f"{_heading(outcome)}not in these tests: {'; '.join(apart)}."] if apart else []
+        for why in dict.fromkeys(why for why in outcome.status.values() if why != "counts"):
+            units = ", ".join(unit for unit, status in outcome.status.items() if status == why)
+            said.append(f"{_heading(outcome)}not in these tests: {units} ({why}).")
     return said + [f"Left out of this page: {x}." for x in left_out]

@@ -19,7 +19,7 @@ from . import breakdown, eigenvalues, figures, registered_figures, registered_re
 from .conclusions import conclusions
 from .registered import outcomes
 from .results import Run, survey
-from .units import SHOWN, counting, read_registration
+from .units import SHOWN, counting, read_registration, several
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -86,8 +86,9 @@ def write(
         problems = [problem.replace(f"{folder}/", "") for problem in problems]
     tables.all_comparable(found)
     judged = outcomes(found, registered=registration is not None)
-    over_trainings, answers = registered_report.all_tables(judged, found), registered_report.sentences(judged, left_out)
-    made, concluded = all_tables(found), conclusions(found)
+    answers = registered_report.sentences(judged, left_out) + (several(found) if registration is None else [])
+    first = registered_report.answer_tables(judged)
+    made, concluded = registered_report.other_tables(judged, found) + all_tables(found), conclusions(found)
     drawn = registered_figures.all_figures(found) | figures.all_figures(found)
     missing = absent(found, made, dict(drawn))
     pictures = {
@@ -96,7 +97,7 @@ def write(
     }
     for part in ("tables", "figures"):
         (out / part).mkdir(parents=True, exist_ok=True)
-    for table in (*over_trainings, *made):
+    for table in (*first, *made):
         (out / "tables" / f"{table.name}.csv").write_text(table.csv())
     for name, kinds in pictures.items():
         for kind in ("png", "pdf"):
@@ -104,7 +105,7 @@ def write(
     heading = "Over trainings: " + (
         "exploratory, no plan was given" if registration is None else f"the registered plan {registration.plan[:SHOWN]}"
     )
-    sections = [f"<h2>{escape(heading)}</h2>", _list(answers), *(table.html() for table in over_trainings)]
+    sections = [f"<h2>{escape(heading)}</h2>", _list(answers), *(table.html() for table in first)]
     sections += ["<h2>What this run can and cannot conclude</h2>", _list(concluded)]
     sections += [f"<p class='missing'>No results for: {escape(', '.join(missing))}.</p>"] if missing else []
     if problems:
@@ -132,7 +133,7 @@ def write(
         f"{chr(10).join(sections)}</body></html>\n"
     )
     text = ["# Results", "", f"## {heading}", "", *(f"- {x}" for x in answers), ""]
-    text += [table.markdown() for table in over_trainings]
+    text += [table.markdown() for table in first]
     text += ["## What this run can and cannot conclude", "", *(f"- {x}" for x in concluded), ""]
     text += [f"No results for: {', '.join(missing)}.", ""] if missing else []
     if problems:

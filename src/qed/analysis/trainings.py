@@ -18,6 +18,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from ..eval import niah
 from .results import Result, Run
 from .tables import arms_of, distinct, main_task, needle_lengths
 
@@ -84,6 +85,10 @@ class Study:
     def main(self) -> str:
         return main_task(self.runs)
 
+    def has_first_answers(self, endpoint: str) -> bool:
+        """Whether what is asked for is a number or uuid, of which the first can be told."""
+        return self.task(endpoint) in niah.TASKS
+
     def task(self, endpoint: str) -> str:
         task = ENDPOINTS[endpoint].task
         return self.main if task == "main" else task
@@ -103,6 +108,8 @@ class Study:
         if key not in self._known:
             if endpoint == "loss":
                 self._known[key] = run.validation_loss
+            elif first and not self.has_first_answers(endpoint):
+                self._known[key] = None
             else:
                 cells = self.cells(endpoint, run).values()
                 self._known[key] = half_length(cells, first) if endpoint == "L50" else rate(cells, first)
@@ -137,6 +144,8 @@ class Study:
     ) -> list[tuple[float, float]]:
         """Per cent right of each of an arm's trainings, as it was trained (s = 1) and with λ scaled, on those cells."""
         names, pairs = self.scaled_cells(endpoint, scale, arm), []
+        if first and not self.has_first_answers(endpoint):
+            return []
         for run in self.arms.get(arm, []):
             on, off = run.strengths.get(1.0, {}), run.strengths.get(scale, {})
             if names and all(n in on and n in off for n in names):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..eval.records import read_json
 from ..provenance import ADDITIONS, plan_sha256
@@ -41,12 +41,17 @@ def read_registration(path: Path) -> Registration:
 
 def origins(run: Run) -> dict[str, tuple[str | None, str | None]]:
     """Code and plan of all that is known about a run, by file."""
-    found = {"config.json": read_json(run.path / "config.json", "the configuration of a run")}
+    found: dict[str, Any] = {"config.json": read_json(run.path / "config.json", "the configuration of a run")}
     for result in _results(run).values():
-        found[str(result.path.relative_to(run.path))] = result.whole.get("provenance") or {}
+        found[str(result.path.relative_to(run.path))] = result.whole.get("provenance")
     if run.eigenvalues is not None:
-        found["eigenvalues.json"] = run.eigenvalues.get("provenance") or {}
-    return {name: (x.get("code"), x.get("plan")) for name, x in found.items()}
+        found["eigenvalues.json"] = run.eigenvalues.get("provenance")
+    return {name: (_sha256(x, "code"), _sha256(x, "plan")) for name, x in found.items()}
+
+
+def _sha256(provenance: Any, name: str) -> str | None:
+    found = provenance.get(name) if isinstance(provenance, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _results(run: Run) -> dict[tuple[float, str], Result]:
@@ -72,7 +77,7 @@ def reason(run: Run, plan: Registration) -> str | None:
 
 
 def _short(sha256: str | None) -> str:
-    return "none" if sha256 is None else str(sha256)[:SHOWN]
+    return "none" if sha256 is None else sha256[:SHOWN]
 
 
 def of_other_prompts(runs: list[Run]) -> dict[int, str]:
@@ -103,3 +108,13 @@ def counting(runs: list[Run], plan: Registration) -> tuple[list[Run], list[str]]
     reasons |= {left[i]: why for i, why in of_other_prompts([runs[i] for i in left]).items()}
     kept = [run for i, run in enumerate(runs) if i not in reasons]
     return kept, [f"{runs[i].path.name}: {why}" for i, why in sorted(reasons.items())]
+
+
+def several(runs: list[Run]) -> list[str]:
+    """What is to be said of runs that are together on a page without a plan: of how many codes and plans they are."""
+    found = [x for run in runs for x in origins(run).values()]
+    said = []
+    for i, what in enumerate(("code", "plan")):
+        values = sorted({_short(x[i]) for x in found})
+        said += [f"These results are of several {what}s: {', '.join(values)}."] if len(values) > 1 else []
+    return said
