@@ -95,14 +95,15 @@ def tests(outcome: Outcome) -> Table:
     for look, study in outcome.looks:
         for x in outcome.answers(look, study):
             row: list[str | None] = [look.name, x.family, title_of(x.test.endpoint, study), x.test.name]
-            rows.append([*row, *_estimate(x), f"{look.level:g}", *_decided(x)])
+            *ps, said = _decided(x)
+            rows.append([*row, said, *_estimate(x), f"{look.level:g}", *ps])
     counted = "; ".join(f"{look.name}: {len(study.runs)} trainings" for look, study in outcome.looks)
     return Table(
         name=f"trainings_tests{outcome.suffix}",
         title=_heading(outcome) + ("registered tests" if outcome.experiment.registered else "the plan's tests"),
         columns=[
-            *("look", "family", "endpoint", "difference", "estimate [95 %]", "90 %", "df"),
-            *("level", "p", "p, Holm", "answer"),
+            *("look", "family", "endpoint", "difference", "answer", "estimate [95 %]", "90 %"),
+            *("df", "level", "p", "p, Holm"),
         ],
         rows=rows,
         note="Points of accuracy, octaves for L50. The unit is a training: variances within arms pooled over all arms, "

@@ -105,8 +105,9 @@ def write(
     heading = "Over trainings: " + (
         "exploratory, no plan was given" if registration is None else f"the registered plan {registration.plan[:SHOWN]}"
     )
+    by_seed = "What this run can and cannot conclude" if registration is None else "Seed by seed: exploratory"
     sections = [f"<h2>{escape(heading)}</h2>", _list(answers), *(table.html() for table in first)]
-    sections += ["<h2>What this run can and cannot conclude</h2>", _list(concluded)]
+    sections += [f"<h2>{by_seed}</h2>", _list(concluded)]
     sections += [f"<p class='missing'>No results for: {escape(', '.join(missing))}.</p>"] if missing else []
     if problems:
         sections += ["<h2>Not finished or damaged, and so shown as missing</h2>", _list(problems)]
@@ -134,7 +135,7 @@ def write(
     )
     text = ["# Results", "", f"## {heading}", "", *(f"- {x}" for x in answers), ""]
     text += [table.markdown() for table in first]
-    text += ["## What this run can and cannot conclude", "", *(f"- {x}" for x in concluded), ""]
+    text += [f"## {by_seed}", "", *(f"- {x}" for x in concluded), ""]
     text += [f"No results for: {', '.join(missing)}.", ""] if missing else []
     if problems:
         text += ["## Not finished or damaged, and so shown as missing", "", *(f"- {x}" for x in problems), ""]
