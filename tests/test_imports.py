@@ -16,6 +16,7 @@ ORDER = [
     "auto",
     "data",
     "testing",
+    "provenance",
     "train",
     "recipes",
     "eval",
