@@ -174,6 +174,17 @@ def test_collected_results_give_the_same_report(done: Path, tmp_path: Path) -> N
         assert (tmp_path / "report" / "tables" / table.name).read_text() == table.read_text()
 
 
+def test_metrics_are_thinned_but_for_validations(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "runs" / "qed-0"
+    folder.mkdir(parents=True)
+    (tmp_path / "out" / "plan.json").write_text("{}")
+    rows = [{"step": i, "loss": 3.0} | ({"validation_loss": 3.0} if i == 24 else {}) for i in range(36)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    collecting.collect(tmp_path / "out", tmp_path / "kept")
+    kept = lzma.decompress((tmp_path / "kept" / "runs" / "qed-0" / "metrics.jsonl.xz").read_bytes()).splitlines()
+    assert [json.loads(line)["step"] for line in kept] == [0, 10, 20, 24, 30, 35]
+
+
 def test_golds_of_others_are_not_collected(tmp_path: Path) -> None:
     folder = tmp_path / "out" / "runs" / "qed-0" / "eval"
     folder.mkdir(parents=True)

@@ -6,12 +6,14 @@ import json
 import lzma
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ..eval import recall
 from ..eval.records import lines
 from ..files import write_bytes, write_text
 
 KEPT = 160  # characters of a prediction
+EVERY = 10  # steps whose metrics are kept; those of a validation and the last are kept as well
 LEFT_OUT = {"prompt_sha256"}  # the file of prompts is named after all that decides them, and a line's index tells which
 OTHERS = {"gold"}  # of recall tasks: it belongs to a data set with a licence of its own
 
@@ -30,7 +32,8 @@ def collect(out: Path, target: Path) -> int:
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".jsonl":
             hidden = LEFT_OUT | (OTHERS if path.name.split("-")[0] in recall.FIELDS else set())
-            rows = "".join(json.dumps(_short(row, hidden), ensure_ascii=False) + "\n" for row in lines(path))
+            kept = _thinned(list(lines(path))) if path.name == "metrics.jsonl" else lines(path)
+            rows = "".join(json.dumps(_short(row, hidden), ensure_ascii=False) + "\n" for row in kept)
             write_bytes(copy.with_name(copy.name + ".xz"), lzma.compress(rows.encode(), preset=9))
         else:
             text = path.read_text()
@@ -41,6 +44,10 @@ def collect(out: Path, target: Path) -> int:
     if (out / "report").is_dir():
         shutil.copytree(out / "report", target / "report", dirs_exist_ok=True)
     return count
+
+
+def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["step"] % EVERY == 0 or "validation_loss" in row or row is rows[-1]]
 
 
 def _short(row: dict[str, object], hidden: set[str]) -> dict[str, object]:
