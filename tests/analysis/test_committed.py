@@ -11,7 +11,6 @@ from qed.analysis.breakdown import splits
 from qed.analysis.conclusions import conclusions
 from qed.analysis.report import all_tables
 from qed.analysis.results import runs
-from qed.eval.records import lines
 from qed.reproduce.collecting import KEPT
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +40,13 @@ def test_what_is_concluded() -> None:
 
 def test_kept_predictions_are_long_enough_for_the_first_answer() -> None:
     """Of a prediction the beginning is kept: its first value begins and ends there."""
-    for path in SMALL.rglob("niah_single_*.jsonl.xz"):
-        for row in lines(path):
+    found = [(name, x) for run in runs(SMALL / "runs") for name, x in run.results.items() if name.startswith("niah")]
+    assert len(found) == 10 * 3 * 11
+    for name, result in found:
+        for row in result.rows:
             value = re.search(r"[a-z\d-]*\d[a-z\d-]*", row["prediction"])
-            assert value is not None, path
-            assert value.end() < KEPT, path
+            assert value is not None, name
+            assert value.end() < KEPT, name
 
 
 def test_first_answers_and_parts() -> None:

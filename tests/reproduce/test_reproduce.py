@@ -6,6 +6,7 @@ import json
 import lzma
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from qed.analysis.report import write
-from qed.analysis.results import runs
+from qed.analysis.results import runs, survey
 from qed.cli import app
 from qed.provenance import code_sha256, plan_sha256
 from qed.recipes.theta import papers_travel, travel
@@ -172,6 +173,43 @@ def test_collected_results_give_the_same_report(done: Path, tmp_path: Path) -> N
     write(tmp_path / "kept" / "runs", tmp_path / "report")
     for table in (done / "report" / "tables").iterdir():
         assert (tmp_path / "report" / "tables" / table.name).read_text() == table.read_text()
+    folders = (done / "runs", tmp_path / "kept" / "runs")
+    before, after = (next(x for x in runs(base) if x.path.name == "qed-0") for base in folders)
+    assert {n: x.result for n, x in after.results.items()} == {n: x.result for n, x in before.results.items()}
+    for name in ("pairs-64", "pairs-128"):
+        whole = {row["index"]: row for row in before.results[name].rows}
+        for row in after.results[name].rows:
+            assert row == {x: whole[row["index"]][x] for x in row}
+            assert whole[row["index"]].keys() - row.keys() == {"prompt_sha256"}
+    assert after.eigenvalues is not None
+    assert after.eigenvalues["all"] == before.eigenvalues["all"]  # type: ignore[index]
+
+
+def test_collected_at_different_times_they_stand_side_by_side(done: Path, tmp_path: Path) -> None:
+    """And a folder that was collected can be collected again."""
+    for name in ("gdn2-0", "qed-0"):
+        shutil.copytree(done, tmp_path / name, ignore=lambda folder, _, name=name: _others(folder, name))
+        collecting.collect(tmp_path / name, tmp_path / "kept")
+    collecting.collect(done, tmp_path / "whole")
+    collecting.collect(tmp_path / "whole", tmp_path / "again")
+    whole, again = (
+        {x.relative_to(base): x.read_bytes() for x in base.rglob("*.xz")}
+        for base in (tmp_path / "whole", tmp_path / "again")
+    )
+    assert whole == again
+    assert len([x for x in whole if x.name == "answers.jsonl.xz"]) == 2 + 5  # eval of both, and strengths but 1
+    bases = [tmp_path / name / "runs" for name in ("kept", "whole")]
+    kept, wanted = (
+        [(x.path.name, n, y.rows) for x in runs(base) for n, y in x.results.items() if n[:5] == "pairs"]
+        for base in bases
+    )
+    assert kept == wanted
+    (tmp_path / "whole" / "examples.jsonl.xz").unlink()
+    assert "expected examples.jsonl.xz in a folder above it" in survey(tmp_path / "whole" / "runs")[1][0]
+
+
+def _others(folder: str, name: str) -> list[str]:
+    return [x.name for x in Path(folder).iterdir() if Path(folder).name == "runs" and x.name != name]
 
 
 def test_metrics_are_thinned_but_for_validations(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@
     RUNS/NAME/strength/S/TASK-….json, .jsonl   of `qed strength --out RUNS/NAME/strength`; without S = 1, eval's are it
     RUNS/NAME/eigenvalues.json                 of `qed eigenvalues --out RUNS/NAME/eigenvalues.json`
 
+`qed reproduce --collect` packs answers and eigenvalues (`qed.eval.packing`); they are read as if they were not.
+
 What is not there is missing, never zero. What is there but not finished, damaged or contradicts itself is missing too,
 and a run's `problems` name it: one such file never keeps the others from being reported.
 """
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..eval import niah
+from ..eval.packing import unpacked
 from ..eval.prompts import NEEDLES
 from ..eval.recall import DATASETS
 from ..eval.records import by_index, read_json
@@ -35,10 +38,11 @@ class Result:
     """One task (at one length) of one checkpoint at one strength."""
 
     path: Path  # the summary
+    packed: tuple[dict[str, Any], list[dict[str, Any]]] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        found = read_json(self.path, "a result of `qed eval`")
+        found = self.packed[0] if self.packed else read_json(self.path, "a result of `qed eval`")
         if not isinstance(found.get("about"), dict) or not isinstance(found.get("result", {}), dict):
             raise ValueError(f"{self.path}: expected a result of `qed eval`, got something else")
         return found
@@ -57,6 +61,8 @@ class Result:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
+        if self.packed:
+            return self.packed[1]
         return list(by_index(plain_or_packed(self.path.with_suffix(".jsonl"))).values())
 
     @cached_property
@@ -157,16 +163,20 @@ def discordant(first: Result, second: Result) -> tuple[int, int, int]:
 
 def folder(path: Path, problems: list[str]) -> dict[str, Result]:
     """Finished results by name, such as "niah_single_1-4096"; why others are left out goes to `problems`."""
+    try:
+        packed = {name: Result(path / f"{name}.json", x) for name, x in unpacked(path).items()}
+    except ValueError as error:
+        problems.append(str(error))
+        packed = {}
+    plain = {x.stem: Result(x) for x in path.glob("*.json") if x.stem.partition("-")[0] in TASKS}
     found = {}
-    for x in sorted(path.glob("*.json")) if path.is_dir() else []:
-        if x.stem.partition("-")[0] in TASKS:
-            result = Result(x)
-            try:
-                result.check()
-            except ValueError as error:
-                problems.append(str(error))
-            else:
-                found[x.stem] = result
+    for name, result in sorted((packed | plain).items()):
+        try:
+            result.check()
+        except ValueError as error:
+            problems.append(str(error))
+        else:
+            found[name] = result
     return found
 
 
@@ -264,7 +274,7 @@ class Run:
 
     @cached_property
     def eigenvalues(self) -> dict[str, Any] | None:
-        path = self.path / "eigenvalues.json"
+        path = plain_or_packed(self.path / "eigenvalues.json")
         if not path.exists():
             return None
         try:

@@ -36,10 +36,12 @@ def file_digest(path: Path) -> str:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The object in a JSON file; anything else is an error that names the file and what it should be."""
+    """The object in a JSON file, or in one packed as .xz; anything else is an error that names the file and what it
+    should be."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+        found = json.loads(raw.decode("utf-8"))
+    except (OSError, ValueError, RecursionError, lzma.LZMAError) as error:
         raise ValueError(f"{path}: expected {what}, got: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected {what}, got JSON of type {type(found).__name__}")

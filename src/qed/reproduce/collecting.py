@@ -1,4 +1,6 @@
-"""Results without models and data, small enough to keep: JSON as it is, lines packed. `qed report` reads it too."""
+"""Results without models and data, small enough to keep: answers, metrics and eigenvalues packed, other JSON as it is.
+`qed report` reads them too. What is collected into one folder at different times, a few trainings each, stands side by
+side there."""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..eval import recall
+from ..eval.packing import ANSWERS, Examples, packable, packed, unpacked, write_packed
 from ..eval.records import lines
-from ..files import write_bytes, write_text
+from ..files import write_text
 
 KEPT = 160  # characters of a prediction
 EVERY = 10  # steps whose metrics are kept; those of a validation and the last are kept as well
@@ -22,25 +25,39 @@ def collect(out: Path, target: Path) -> int:
     """From a folder of `qed reproduce`; returns the number of files."""
     if not (out / "plan.json").exists():
         raise ValueError(f"--out: expected a folder of `qed reproduce`, got {out}")
+    target.mkdir(parents=True, exist_ok=True)
+    examples = Examples(target)
+    answers: dict[Path, list[dict[str, Any]]] = {}
     count = 0
     names = ["plan.json", "state.json", "data/index.json", "validation/index.json"]
     for path in [*(out / name for name in names), *sorted((out / "runs").rglob("*.json*"))]:
         inside = path.relative_to(out)
-        if not path.exists() or {"checkpoints", "export", "prompts"} & set(inside.parts):
+        if not path.exists() or {"checkpoints", "export", "prompts", "tensorboard"} & set(inside.parts):
             continue
+        count += 1
         copy = target / inside
         copy.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".jsonl":
-            hidden = LEFT_OUT | (OTHERS if path.name.split("-")[0] in recall.FIELDS else set())
-            kept = _thinned(list(lines(path))) if path.name == "metrics.jsonl" else lines(path)
-            rows = "".join(json.dumps(_short(row, hidden), ensure_ascii=False) + "\n" for row in kept)
-            write_bytes(copy.with_name(copy.name + ".xz"), lzma.compress(rows.encode(), preset=9))
-        else:
-            text = path.read_text()
-            for folder in (out, out.resolve()):  # where it was made is nobody's business
-                text = text.replace(f'"{folder}/', '"')
-            write_text(copy, text)
-        count += 1
+        name = path.name.removesuffix(".xz")
+        if name == "metrics.jsonl":
+            write_packed(copy.with_name(f"{name}.xz"), _thinned(list(lines(path))))
+        elif path.name == ANSWERS:
+            answers[copy.parent] = [packed(x, *found, examples) for x, found in unpacked(path.parent).items()]
+        elif name.endswith(".jsonl"):
+            summary, rows = path.with_name(name).with_suffix(".json"), _short(path)
+            about = json.loads(_without_folders(summary, out)) if summary.exists() else {}
+            if packable(about, rows):
+                answers.setdefault(copy.parent, []).append(packed(summary.stem, about, rows, examples))
+            else:  # it is not finished
+                write_packed(copy.with_name(f"{name}.xz"), rows)
+                if summary.exists():
+                    write_text(copy.with_name(summary.name), _without_folders(summary, out))
+        elif name == "eigenvalues.json":
+            write_packed(copy.with_name(f"{name}.xz"), [json.loads(_without_folders(path, out))])
+        elif not any(path.with_suffix(x).exists() for x in (".jsonl", ".jsonl.xz")):
+            write_text(copy, _without_folders(path, out))
+    examples.write()
+    for folder, found in answers.items():
+        write_packed(folder / ANSWERS, found)
     if (out / "report").is_dir():
         shutil.copytree(out / "report", target / "report", dirs_exist_ok=True)
     return count
@@ -50,6 +67,16 @@ def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["step"] % EVERY == 0 or "validation_loss" in row or row is rows[-1]]
 
 
-def _short(row: dict[str, object], hidden: set[str]) -> dict[str, object]:
-    kept = {name: x for name, x in row.items() if name not in hidden}
-    return kept | ({"prediction": str(row["prediction"])[:KEPT]} if "prediction" in row else {})
+def _short(path: Path) -> list[dict[str, Any]]:
+    """Answers as they are kept."""
+    hidden = LEFT_OUT | (OTHERS if path.name.split("-")[0] in recall.FIELDS else set())
+    kept = [{name: x for name, x in row.items() if name not in hidden} for row in lines(path)]
+    return [row | {"prediction": str(row["prediction"])[:KEPT]} for row in kept]
+
+
+def _without_folders(path: Path, out: Path) -> str:
+    """The text of a file; where it was made is nobody's business."""
+    text = (lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()).decode()
+    for folder in (out, out.resolve()):
+        text = text.replace(f'"{folder}/', '"')
+    return text

@@ -1,0 +1,93 @@
+"""Results packed, to be kept: a folder's answers in one file, and what all runs share of their prompts in another.
+
+    BASE/runs/NAME/eval/answers.jsonl.xz    a line a result: name, summary, prediction and score of every example
+    BASE/examples.jsonl.xz                  a line a set of prompts: all else that results say of its examples
+
+A line of TASK-LENGTH.jsonl is the two put together, and `qed report` reads either form. Many trainings answer the same
+prompts, so that most of what their lines say is the same: packed like this they take less than a third.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..files import write_bytes
+from .records import lines
+
+ANSWERS, EXAMPLES = "answers.jsonl.xz", "examples.jsonl.xz"
+OWN = ("index", "prediction", "correct")  # fields of a line that are not about its prompt
+LEVELS = 5  # folders above the answers in which the examples may be
+Rows = list[dict[str, Any]]
+
+
+def write_packed(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
+    write_bytes(path, lzma.compress(text.encode(), preset=9))
+
+
+class Examples:
+    """What is said of the prompts of all results under a folder, each set once."""
+
+    def __init__(self, base: Path):
+        self.path = base / EXAMPLES
+        self.known = _read(self.path, self.path.stat().st_mtime_ns) if self.path.exists() else {}
+
+    def add(self, prompts: str, rows: Rows) -> None:
+        """The same prompts must be described alike by all runs."""
+        said = [{name: x for name, x in row.items() if name not in OWN} for row in rows]
+        if self.known.setdefault(prompts, said) != said:
+            raise ValueError(f"{self.path}: expected the same of prompts {prompts} from every run, got something else")
+
+    def write(self) -> None:
+        if self.known:
+            write_packed(self.path, ({"prompts": name, "examples": x} for name, x in sorted(self.known.items())))
+
+
+@lru_cache
+def _read(path: Path, changed: int) -> dict[str, Rows]:
+    """`changed` is when the file was, so that another one is read again."""
+    del changed
+    return {row["prompts"]: row["examples"] for row in lines(path)}
+
+
+def packable(summary: dict[str, Any], rows: Rows) -> bool:
+    """Whether a result is finished, and its lines are of all examples from the first to the last."""
+    return "result" in summary and sorted(row["index"] for row in rows) == list(range(len(rows)))
+
+
+def packed(name: str, summary: dict[str, Any], rows: Rows, examples: Examples) -> dict[str, Any]:
+    """The line of a result."""
+    ordered = sorted(rows, key=lambda row: row["index"])
+    examples.add(summary["about"]["prompts"], ordered)
+    return {"name": name, "summary": summary, "answers": [[row["prediction"], row["correct"]] for row in ordered]}
+
+
+def unpacked(folder: Path) -> dict[str, tuple[dict[str, Any], Rows]]:
+    """Summary and lines of all results of a folder, by name; none if it has no packed ones."""
+    path = folder / ANSWERS
+    if not path.exists():
+        return {}
+    base = next((x for x in list(folder.parents)[:LEVELS] if (x / EXAMPLES).exists()), None)
+    if base is None:
+        raise ValueError(f"{path}: expected {EXAMPLES} in a folder above it, got none")
+    examples = Examples(base).known
+    found = {}
+    for row in lines(path):
+        try:
+            name, summary, answers = row["name"], row["summary"], row["answers"]
+            said = examples[summary["about"]["prompts"]]
+            found[name] = (
+                summary,
+                [
+                    {"index": i, "prediction": text, "correct": score} | about
+                    for i, ((text, score), about) in enumerate(zip(answers, said, strict=True))
+                ],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: expected results and their answers, got: {error!r}") from error
+    return found
