@@ -10,7 +10,8 @@ from qed.analysis import tables
 from qed.analysis.breakdown import splits
 from qed.analysis.conclusions import conclusions
 from qed.analysis.report import all_tables
-from qed.analysis.results import runs
+from qed.analysis.results import runs, survey
+from qed.analysis.units import counting, read_registration
 from qed.reproduce.collecting import KEPT
 
 ROOT = Path(__file__).parents[2]
@@ -101,3 +102,15 @@ def test_pages_show_these_numbers(page: str) -> None:
                 ] == shown
                 checked += 1
     assert checked >= 20
+
+
+@pytest.mark.parametrize("name", ["medium"])
+def test_units_of_registered_experiments_count(name: str) -> None:
+    """Every result was made by the code and under the plan that were registered, and nothing of it is damaged."""
+    found, problems = survey(ROOT / "results" / name / "runs")
+    assert not problems
+    assert counting(found, read_registration(ROOT / "results" / "PLAN.md")) == (found, [])
+
+
+def test_results_stay_small_enough_to_travel() -> None:
+    assert sum(x.stat().st_size for x in (ROOT / "results").rglob("*") if x.is_file()) < 18e6
