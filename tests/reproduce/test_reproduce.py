@@ -204,6 +204,14 @@ def test_collected_at_different_times_they_stand_side_by_side(done: Path, tmp_pa
         for base in bases
     )
     assert kept == wanted
+    shutil.copy(done / "runs" / "qed-0" / "eval" / "pairs-64.json", tmp_path / "kept" / "runs" / "qed-0" / "eval")
+    assert "pairs-64 is there twice, packed and by itself, and neither is used" in survey(bases[0])[1][0]
+    changed = tmp_path / "gdn2-0" / "runs" / "gdn2-0" / "eval" / "pairs-64.jsonl"
+    changed.write_text(changed.read_text().replace('"tokens": ', '"tokens": 1'))
+    (tmp_path / "again" / "plan.json").unlink()
+    with pytest.raises(ValueError, match=r"expected the same of prompts .* from every run"):
+        collecting.collect(tmp_path / "gdn2-0", tmp_path / "again")
+    assert not (tmp_path / "again" / "plan.json").exists()  # nothing was written
     (tmp_path / "whole" / "examples.jsonl.xz").unlink()
     assert "expected examples.jsonl.xz in a folder above it" in survey(tmp_path / "whole" / "runs")[1][0]
 

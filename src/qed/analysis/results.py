@@ -169,6 +169,9 @@ def folder(path: Path, problems: list[str]) -> dict[str, Result]:
         problems.append(str(error))
         packed = {}
     plain = {x.stem: Result(x) for x in path.glob("*.json") if x.stem.partition("-")[0] in TASKS}
+    for name in sorted(packed.keys() & plain.keys()):
+        problems.append(f"{path}: {name} is there twice, packed and by itself, and neither is used")
+        del packed[name], plain[name]
     found = {}
     for name, result in sorted((packed | plain).items()):
         try:

@@ -16,7 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..files import write_bytes
 from .records import lines
 
 ANSWERS, EXAMPLES = "answers.jsonl.xz", "examples.jsonl.xz"
@@ -25,9 +24,9 @@ LEVELS = 5  # folders above the answers in which the examples may be
 Rows = list[dict[str, Any]]
 
 
-def write_packed(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+def compressed(rows: Iterable[dict[str, Any]]) -> bytes:
     text = "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
-    write_bytes(path, lzma.compress(text.encode(), preset=9))
+    return lzma.compress(text.encode(), preset=9)
 
 
 class Examples:
@@ -35,7 +34,7 @@ class Examples:
 
     def __init__(self, base: Path):
         self.path = base / EXAMPLES
-        self.known = _read(self.path, self.path.stat().st_mtime_ns) if self.path.exists() else {}
+        self.known = dict(_read(self.path, self.path.stat().st_mtime_ns)) if self.path.exists() else {}
 
     def add(self, prompts: str, rows: Rows) -> None:
         """The same prompts must be described alike by all runs."""
@@ -43,9 +42,8 @@ class Examples:
         if self.known.setdefault(prompts, said) != said:
             raise ValueError(f"{self.path}: expected the same of prompts {prompts} from every run, got something else")
 
-    def write(self) -> None:
-        if self.known:
-            write_packed(self.path, ({"prompts": name, "examples": x} for name, x in sorted(self.known.items())))
+    def compressed(self) -> bytes:
+        return compressed({"prompts": name, "examples": x} for name, x in sorted(self.known.items()))
 
 
 @lru_cache

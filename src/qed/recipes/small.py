@@ -6,6 +6,7 @@ import dataclasses
 
 from ..model.config import SIZES
 from ..train.config import TrainConfig
+from .paper import SHORT
 from .theta import matched
 
 
@@ -22,16 +23,9 @@ def medium(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> 
             data=data,
             validation=validation or None,
             seed=seed,
-            batch_tokens=16 * 2048,
-            micro_tokens=16 * 2048,
-            total_tokens=48_000_000,
-            decay_start_tokens=37_920_000,
-            warmup_fraction=0.05,
+            **SHORT,
             learning_rate=3e-3,
-            save_every=1000,
             validate_every=250,
-            validation_tokens=524_288,
-            log_every=10,
         )
     )
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..eval import recall
-from ..eval.packing import ANSWERS, Examples, packable, packed, unpacked, write_packed
+from ..eval.packing import ANSWERS, Examples, compressed, packable, packed, unpacked
 from ..eval.records import lines
-from ..files import write_text
+from ..files import write_bytes
 
 KEPT = 160  # characters of a prediction
 EVERY = 10  # steps whose metrics are kept; those of a validation and the last are kept as well
@@ -22,12 +22,12 @@ OTHERS = {"gold"}  # of recall tasks: it belongs to a data set with a licence of
 
 
 def collect(out: Path, target: Path) -> int:
-    """From a folder of `qed reproduce`; returns the number of files."""
+    """From a folder of `qed reproduce`; returns the number of files. Nothing is written before all of it is read."""
     if not (out / "plan.json").exists():
         raise ValueError(f"--out: expected a folder of `qed reproduce`, got {out}")
-    target.mkdir(parents=True, exist_ok=True)
     examples = Examples(target)
     answers: dict[Path, list[dict[str, Any]]] = {}
+    made: dict[Path, bytes] = {}
     count = 0
     names = ["plan.json", "state.json", "data/index.json", "validation/index.json"]
     for path in [*(out / name for name in names), *sorted((out / "runs").rglob("*.json*"))]:
@@ -36,10 +36,9 @@ def collect(out: Path, target: Path) -> int:
             continue
         count += 1
         copy = target / inside
-        copy.parent.mkdir(parents=True, exist_ok=True)
         name = path.name.removesuffix(".xz")
         if name == "metrics.jsonl":
-            write_packed(copy.with_name(f"{name}.xz"), _thinned(list(lines(path))))
+            made[copy.with_name(f"{name}.xz")] = compressed(_thinned(list(lines(path))))
         elif path.name == ANSWERS:
             answers[copy.parent] = [packed(x, *found, examples) for x, found in unpacked(path.parent).items()]
         elif name.endswith(".jsonl"):
@@ -48,16 +47,17 @@ def collect(out: Path, target: Path) -> int:
             if packable(about, rows):
                 answers.setdefault(copy.parent, []).append(packed(summary.stem, about, rows, examples))
             else:  # it is not finished
-                write_packed(copy.with_name(f"{name}.xz"), rows)
+                made[copy.with_name(f"{name}.xz")] = compressed(rows)
                 if summary.exists():
-                    write_text(copy.with_name(summary.name), _without_folders(summary, out))
+                    made[copy.with_name(summary.name)] = _without_folders(summary, out).encode()
         elif name == "eigenvalues.json":
-            write_packed(copy.with_name(f"{name}.xz"), [json.loads(_without_folders(path, out))])
+            made[copy.with_name(f"{name}.xz")] = compressed([json.loads(_without_folders(path, out))])
         elif not any(path.with_suffix(x).exists() for x in (".jsonl", ".jsonl.xz")):
-            write_text(copy, _without_folders(path, out))
-    examples.write()
-    for folder, found in answers.items():
-        write_packed(folder / ANSWERS, found)
+            made[copy] = _without_folders(path, out).encode()
+    made |= {folder / ANSWERS: compressed(found) for folder, found in answers.items()}
+    for path, content in (made | ({examples.path: examples.compressed()} if examples.known else {})).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content)
     if (out / "report").is_dir():
         shutil.copytree(out / "report", target / "report", dirs_exist_ok=True)
     return count
