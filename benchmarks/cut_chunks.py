@@ -4,9 +4,9 @@
     compute-sanitizer --tool memcheck python benchmarks/cut_chunks.py --small
     compute-sanitizer --tool racecheck python benchmarks/cut_chunks.py --small
 
-Strong decays take ways of their own through the kernels (`src/qed/ops/triton/tiles.py`). Here they run forward and
-backward, per channel, per head, packed and with resets, and every result is compared with the first. `--small` is for
-the checkers, under which a kernel takes a hundred times as long. Needs a CUDA device.
+Chunks with strong decays are computed in another way by the kernels (`src/qed/kernels/recurrence/tiles.py`). Here they
+run forward and backward, per channel, per head, packed and with resets, and every result is compared with the
+first. `--small` is for the checkers, under which a kernel takes a hundred times as long. Needs a CUDA device.
 """
 
 from __future__ import annotations

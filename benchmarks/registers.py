@@ -23,13 +23,20 @@ from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from qed.layers import Mixer, convolution_kernels, one_token, one_token_kernels, prologue, prologue_kernels, row_kernels
-from qed.layers.linear import Linear
-from qed.layers.norm import RMSNorm
+from qed.kernels.convolution import kernels as convolution_kernels
+from qed.kernels.convolution import launch as convolution
+from qed.kernels.decode import kernels as decode_kernels
+from qed.kernels.decode import launch as decode
+from qed.kernels.launching import FUSED
+from qed.kernels.prologue import kernels as prologue_kernels
+from qed.kernels.prologue import launch as prologue
+from qed.kernels.recurrence import launch
+from qed.kernels.recurrence.settings import SHARED
+from qed.kernels.rows import kernels as row_kernels
+from qed.kernels.rows import launch as rows
+from qed.layers import Mixer, RMSNorm
 from qed.layers.sequences import DENSE, Sequences
-from qed.ops.launching import FUSED
-from qed.ops.triton import launch
-from qed.ops.triton.tuning import SHARED
+from qed.ops.arguments import Arguments
 from qed.rules import RULES
 
 KERNELS: dict[str, Any] = {  # and where they are launched from
@@ -38,7 +45,7 @@ KERNELS: dict[str, Any] = {  # and where they are launched from
     **dict.fromkeys(("forward_kernel", "backward_kernel", "window_gradients_kernel"), convolution_kernels),
     **dict.fromkeys(("operands_kernel", "gradients_kernel"), prologue_kernels),
     **dict.fromkeys(("norm_kernel", "product_kernel"), row_kernels),
-    **dict.fromkeys(("vector_kernel", "mixer_kernel"), one_token_kernels),
+    **dict.fromkeys(("vector_kernel", "mixer_kernel"), decode_kernels),
 }
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -92,8 +99,9 @@ def record(dtype: torch.dtype, width: int) -> dict[str, Recorder]:
     for batch, tokens in ((32, 64), (1, 1024)):
         q, k, a, u, do = (torch.empty(batch, tokens, 6, width, dtype=dtype) for _ in range(5))
         g, state = torch.empty(batch, tokens, 6, width), torch.empty(batch, 6, width, width)
-        _, _, saved = launch.forward(q, k, a, u, g, state, None, 0.5, True)
-        launch.backward(do, state, q, k, a, u, g, None, 0.5, saved)
+        arguments = Arguments(q, k, a, u, g, state, None, 0.5)
+        _, _, saved = launch.forward(arguments, True)
+        launch.backward(do, state, arguments, saved)
     launch.step(q[:, 0], k[:, 0], a[:, 0], u[:, 0], g[:, 0], state, 0.5, state)
     record_layers(dtype, width)
     for name, recorder in found.items():
@@ -105,8 +113,8 @@ def record_layers(dtype: torch.dtype, width: int) -> None:
     sizes: dict[str, Any] = {"hidden_size": 64, "num_heads": 2, "head_dim": width, "value_head_dim": width}
     for rule in (name for name, row in RULES.items() if row.function is None):
         mixer = Mixer(**sizes, rule=rule).to(dtype)
-        inputs = mixer._inputs(torch.empty(1, 64, 64, dtype=dtype))
-        qkv, gates = inputs["qkv"], mixer._gates(inputs)[0]
+        inputs = mixer._inputs(torch.empty(1, 64, 64, dtype=dtype), "auto")
+        qkv, gates = inputs["qkv"], mixer._gates(inputs, "auto")[0]
         state = qkv[:, :3].contiguous()
         for before, sequences in ((None, DENSE), (state, DENSE), (state, Sequences(cu_seqlens=torch.tensor([0, 64])))):
             prologue.operands(qkv, mixer, before, sequences, gates)
@@ -115,20 +123,20 @@ def record_layers(dtype: torch.dtype, width: int) -> None:
         prologue.backward(like.q, like.k, like.a, like.u, like.g, *given)
         for batch in (1, 2):
             x, recurrent = torch.empty(batch, 64, dtype=dtype), torch.empty(batch, 2, width, width)
-            one_token.mix(mixer.in_proj(x), mixer, state, recurrent)
+            decode.mix(mixer.in_proj(x), mixer, state, recurrent)
     place = torch.empty(64, dtype=torch.int32)
-    convolution_kernels.forward(qkv[0], mixer.conv.weight, state, place, place)
-    convolution_kernels.backward(qkv[0], qkv[0], mixer.conv.weight, state, place, place)
+    convolution.forward(qkv[0], mixer.conv.weight, state, place, place)
+    convolution.backward(qkv[0], qkv[0], mixer.conv.weight, state, place, place)
     x, weight = torch.empty(64, width, dtype=dtype), torch.empty(width, dtype=dtype)
     for gate, activation in ((None, None), (x, "silu"), (x, "sigmoid")):
-        row_kernels.rms_norm(x, weight, 1e-5, gate, activation)
-    row_kernels.silu_product(x)
-    row_kernels.silu_product_gradient(x[:, : width // 2], x)
+        rows.rms_norm(x, weight, 1e-5, gate, activation)
+    rows.silu_product(x)
+    rows.silu_product_gradient(x[:, : width // 2], x)
     x, norm = x.view(-1, 8 * width), RMSNorm(8 * width).to(dtype)
-    matrix = Linear(8 * width, 8 * width, bias=False, dtype=dtype)
-    one_token.project(matrix, x[:1], norm=norm)
-    one_token.times_vector(x[:1], matrix.weight, norm, None, swiglu=True)
-    one_token.project(matrix, x[:1], residual=x[:1])
+    matrix = torch.nn.Linear(8 * width, 8 * width, bias=False, dtype=dtype)
+    decode.normed_projection(matrix, x[:1], norm)
+    decode.times_vector(x[:1], matrix.weight, norm, None, swiglu=True)
+    decode.times_vector(x[:1], matrix.weight, None, x[:1], swiglu=False)
 
 
 def usage(cubin: bytes) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from qed.bench_train import idle
 from qed.cli import app
 from qed.data import tokenization
 from qed.data.synthetic import documents
-from qed.ops.registration import SEQUENCE_OPS
+from qed.ops import operators
 from qed.tune import tune
 
 SIZES = {"batch": 2, "tokens": 64, "heads": 1, "width": 16, "rounds": 2}
@@ -38,11 +39,13 @@ def test_measures_and_writes(tmp_path: Path) -> None:
 
 
 def test_a_wrong_form_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def wrong(*arguments: object, save: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        o, state = SEQUENCE_OPS["chunkwise"](*arguments, save=save)
+    plain = operators.SequenceOperator.__call__
+
+    def wrong(self: Any, x: Any, save: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        o, state = plain(self, x, save)
         return o * (1.02 if o.dtype == torch.bfloat16 else 1), state
 
-    monkeypatch.setattr("qed.ops.api.SEQUENCE_OPS", SEQUENCE_OPS | {"chunkwise": wrong})
+    monkeypatch.setattr(operators.SequenceOperator, "__call__", wrong)
     file = tmp_path / "ops.json"
     result = CliRunner().invoke(app, [*SMALL, "--out", str(file)])
     assert result.exit_code == 1

@@ -1,13 +1,17 @@
 """What the doctor says of a sound installation, and of a form that lies."""
 
+import dataclasses
 import re
+from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from qed.cli import app
-from qed.ops.registration import SEQUENCE_OPS
+from qed.layers.routes import PRODUCT
+from qed.ops import operators
+from qed.routes import Piece
 
 SMALL = ["doctor", "--device", "cpu", "--dtype", "float32", "--heads", "1", "--width", "8", "--tokens", "70"]
 
@@ -25,11 +29,13 @@ def test_a_sound_installation() -> None:
 
 
 def test_a_wrong_form_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*arguments: object, save: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        o, state = SEQUENCE_OPS["chunkwise"](*arguments, save=save)
+    plain = operators.SequenceOperator.__call__
+
+    def wrong(self: Any, x: Any, save: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        o, state = plain(self, x, save)
         return o * 1.001, state
 
-    monkeypatch.setattr("qed.ops.api.SEQUENCE_OPS", SEQUENCE_OPS | {"chunkwise": wrong})
+    monkeypatch.setattr(operators.SequenceOperator, "__call__", wrong)
     result = CliRunner().invoke(app, SMALL)
     assert result.exit_code == 1
     assert "not sound" in result.output
@@ -37,13 +43,14 @@ def test_a_wrong_form_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("where", ["training", "inference", "decoding"])
 def test_a_wrong_model_is_found(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: torch.nn.Module, both: torch.Tensor) -> torch.Tensor:
+    def wrong(both: torch.Tensor) -> torch.Tensor:
         gate, up = both.chunk(2, -1)
         here = "training" if torch.is_grad_enabled() else "decoding" if both.shape[1] == 1 else "inference"
         off = here == where and both.dtype != torch.float64
         return torch.nn.functional.silu(gate) * up * (1.01 if off else 1)
 
-    monkeypatch.setattr("qed.layers.mlp.SwiGLU._product", wrong)
+    product = Piece("product", dataclasses.replace(PRODUCT.routes[-1], run=wrong))
+    monkeypatch.setattr("qed.layers.mlp.PRODUCT", product)
     result = CliRunner().invoke(app, SMALL)
     assert result.exit_code == 1
     assert "not sound" in result.output

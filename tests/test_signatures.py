@@ -22,7 +22,7 @@ PUBLIC = {
         "max_length_k=None seq_idx=None num_items_in_batch=None output_hidden_states=None output_attentions=None"
     ),
     qed.QEDForCausalLM.set_strength_scale: "self scale",
-    Mixer.forward: f"self x state=None {DENSE} | residual=None inplace=False impl='auto'",
+    Mixer.forward: f"self x state=None {DENSE} | residual=None inplace=False impl=None",
     Attention.forward: f"self x state=None {DENSE} | residual=None",
     short_convolution: f"x weight state=None {DENSE} impl='auto'",
 }

@@ -6,7 +6,8 @@ S_t = (I − k_t a_tᵀ) Diag(exp g_t) S_{t−1} + k_t (w_t⊙v_t)ᵀ        a_t
 from typing import TYPE_CHECKING, Any
 
 from .auto import register
-from .ops import erase_write, erase_write_step, explain
+from .explaining import explain
+from .ops import erase_write, erase_write_step
 from .rules import RULES, qed_attention
 
 if TYPE_CHECKING:

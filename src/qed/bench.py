@@ -269,7 +269,7 @@ def ops(
     """Gate, time, print, write. Raises GateError if the gate is not passed."""
     raw = Raw.draw(Shape(batch=1, tokens=1, heads=shape.heads, width=shape.width), device).operands("qed")
     try:
-        form = explain(raw.q, raw.k, raw.a, raw.u, raw.g, impl=impl).form
+        form = explain(raw.q, raw.k, raw.a, raw.u, raw.g, impl=impl).route
     except RuntimeError as error:
         raise ValueError(f"--impl: expected a form that runs here, got {impl!r}: {error}") from error
     errors = passes_gate(device, form, shape.heads, shape.width)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from .model.causal_lm import QEDForCausalLM
 from .model.config import QEDConfig
-from .model.generation import Decoder
+from .model.decoding import Decoder
 from .ops import explain
-from .ops.forms import IMPLS
+from .ops.routes import RECURRENCE
 from .testing import Case, environment, over_budget, relative_error
 
 DECAYS = {"weak decay": -0.1, "strong decay": -5.0}  # of a token, at most
@@ -41,7 +41,7 @@ def examine(console: Console, *, device: str, dtype: torch.dtype, heads: int, wi
     console.print(f"impl='auto' runs {explain(**low)}", markup=False)
     table = Table("form, forward and backward against the float64 loop", *cases)
     sound = True
-    for impl in IMPLS[1:]:
+    for impl in RECURRENCE.names:
         try:
             explain(**low, impl=impl)
         except RuntimeError as cannot:  # no fault: it says so instead of running

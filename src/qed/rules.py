@@ -10,7 +10,7 @@ the columns of a row do not say what a and u are, its function too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -98,7 +98,15 @@ class Rule:
     project: bool = True  # … and made orthogonal to k
     direction: Literal["none", "head", "token"] = "none"
     substeps: int = 1
-    function: Callable[[Checked], Operands] | None = None  # of all that, instead of what the columns say
+    function: Callable[[Checked], Operands] | None = None  # computes the operands, where the columns do not say how
+
+    def columns(self) -> dict[str, Any]:
+        """What the row declares, by name. Kernels run a rule only if they know every value of these."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "erase_vector"}
+
+    def default(self, column: str) -> Any:
+        """What a row has in a column that it does not mention."""
+        return next(field.default for field in fields(self) if field.name == column)
 
     def operands(self, x: Projections) -> Operands:
         """The arguments of `erase_write`, [B, T × substeps, H, ·], in q's dtype (g keeps its own)."""

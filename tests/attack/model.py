@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from qed import RULES, QEDConfig, QEDForCausalLM
 from qed.model.cache import QEDCache
 from qed.model.config import ATTENTION
-from qed.model.generation import stream
+from qed.model.decoding import stream
 
 from .drawing import Draw, identical, refused, same
 

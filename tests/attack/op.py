@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qed.ops import erase_write, erase_write_step, explain
-from qed.ops.forms import TRITON_INSTALLED
+from qed.routes import TRITON_INSTALLED
 from qed.testing import Case, over_budget, run
 
 from . import op_laws

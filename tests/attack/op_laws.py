@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from qed.ops import erase_write, erase_write_step, value_checks
-from qed.ops.affine import segmented_erase_write
 from qed.testing import Case, run
+from tests.segments import segmented_erase_write
 
 from .drawing import Draw, same
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from qed.kernels.convolution.launch import SHORT_CONVOLUTION
 from qed.layers import Sequences, short_convolution
-from qed.layers.convolution_operator import convolution_operator
 from qed.testing import relative_error
 
 D = 3
@@ -90,7 +90,7 @@ def test_kernels_are_torch(case: str, width: int, with_state: bool) -> None:
     sequences = Sequences(cu_seqlens=offsets, lengths=lengths)
     cotangent = torch.randn(batch, tokens, channels, device=device)
     results = []
-    for impl in ("torch", "triton"):
+    for impl in ("reference", "triton"):
         y, last = short_convolution(wide[..., :channels], weight, state, sequences, impl=impl)
         results.append([y, last, *torch.autograd.grad(y, [wide, weight], cotangent)])
     for found, truth in zip(results[1], results[0], strict=True):
@@ -103,7 +103,7 @@ def test_opcheck() -> None:
     x = torch.randn(20, 7, device=device, requires_grad=True)
     weight = torch.randn(7, 4, device=device, requires_grad=True)
     place, owner = torch.arange(20, device=device, dtype=torch.int32), torch.zeros(20, device=device, dtype=torch.int32)
-    torch.library.opcheck(convolution_operator, (x, weight, None, place, owner))
+    torch.library.opcheck(SHORT_CONVOLUTION, (x, weight, None, place, owner))
 
 
 @pytest.mark.parametrize("offsets", [[-5, 9], [0, 20], [3, 9], [0, 7, 4, 9], [0, 3], [9, 0]])

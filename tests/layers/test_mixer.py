@@ -5,7 +5,6 @@ import torch
 
 from qed import RULES
 from qed.layers import Attention, Mixer, Sequences
-from qed.layers.linear import Linear, times_vector
 from qed.model.config import QEDConfig
 from qed.model.initialization import initialize
 
@@ -99,9 +98,9 @@ def test_parameters_are_those_the_rule_takes() -> None:
     def of(rule: str) -> tuple[set[str], set[str]]:
         made = layer(rule)
         own = {name.split(".")[0] for name, _ in made.named_parameters()}
-        return own - {"in_proj", "conv", "g_proj", "o_norm", "o_proj"}, {name for name, n in made.rows.items() if n}
+        return own - {"in_proj", "conv", "g_proj", "o_norm", "o_proj"}, {name for name, n in made.parts.items() if n}
 
-    shared = {"qkv", "g"}
+    shared = {"qkv", "output_gate"}
     assert of("linear") == (set(), shared)
     assert of("deltanet") == (set(), shared | {"b"})
     assert of("gdn") == ({"A_log", "dt_bias"}, shared | {"b", "f"})
@@ -118,12 +117,6 @@ def test_a_window_sees_its_tokens_alone() -> None:
     difference = (attention(changed)[0] - attention(x)[0]).abs().sum(-1)[0]
     assert (difference[3:7] > 1e-9).all()
     assert (difference[7:] == 0).all()
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_matrix_times_a_vector_is_linear(bias: bool) -> None:
-    matrix, x = Linear(7, 5, bias=bias).double(), torch.randn(1, 1, 7, dtype=torch.float64)
-    assert torch.allclose(times_vector(matrix.weight, x, matrix.bias), matrix(x), rtol=0, atol=1e-15)
 
 
 def test_unknown_names() -> None:

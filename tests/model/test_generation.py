@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from qed import RULES, QEDConfig, QEDForCausalLM
 from qed.cli import app
-from qed.model import generation
+from qed.model import decoding
+from qed.model.decoding import Decoder, Sampling, stream
 from qed.model.fingerprint import fingerprint
-from qed.model.generation import Decoder, Sampling, decoder_of, stream
 
 
 def make(**changes: object) -> QEDForCausalLM:
@@ -52,8 +52,8 @@ def test_two_caches_on_one_decoder() -> None:
     """Each goes on from its own state, whichever ran last."""
     model, x = make(), prompt(2, 7)
     caches = [model(x[i : i + 1, :5], use_cache=True).past_key_values for i in range(2)]
-    decoder = decoder_of(model, 1)
-    assert decoder_of(model, 1) is decoder
+    decoder = model.decoders.of(model, 1)
+    assert model.decoders.of(model, 1) is decoder
     with torch.no_grad():
         for t in (5, 6):
             for i, cache in enumerate(caches):
@@ -98,7 +98,7 @@ def test_a_cache_of_another_batch_is_refused() -> None:
 
 def test_streams_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one model and one batch size, taken in turns, one given up on the way, and plain calls in between."""
-    monkeypatch.setattr(generation, "STRIDE", 3)
+    monkeypatch.setattr(decoding, "STRIDE", 3)
     model, prompts = make(), [prompt(1, 6), prompt(1, 6) + 1, prompt(1, 4)]
 
     def started(n: int = 14) -> list[Iterator[torch.Tensor]]:
@@ -120,7 +120,7 @@ def test_streams_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_may_change_between_the_tokens_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "STRIDE", 1)
+    monkeypatch.setattr(decoding, "STRIDE", 1)
     model, x = make(theta_init=3.0), prompt(1, 6)
     found = []
     for i, token in enumerate(stream(model, x, max_new_tokens=6)):
@@ -188,6 +188,7 @@ CHANGES: dict[str, Callable[[QEDForCausalLM], None]] = {
     "data": data,
     "another module": another_module,
     "an adapter": lambda model: setattr(model.model.layers[0].mlp, "down_proj", Adapted(model.lm_head)),
+    "routes": lambda model: model.set_impl("auto", norm="reference"),
     "forward": lambda model: setattr(model.model.layers[0].mlp, "forward", lambda x, residual: residual),
 }
 
@@ -195,22 +196,22 @@ CHANGES: dict[str, Callable[[QEDForCausalLM], None]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_change_of_the_model_makes_another_decoder(change: str) -> None:
     model = make(theta_init=3.0)
-    first, before = decoder_of(model, 1), fingerprint(model)
+    first, before = model.decoders.of(model, 1), fingerprint(model)
     assert fingerprint(model) == before
-    assert decoder_of(model, 1) is first
+    assert model.decoders.of(model, 1) is first
     CHANGES[change](model)
     assert fingerprint(model) != before
-    assert decoder_of(model, 1) is not first
+    assert model.decoders.of(model, 1) is not first
 
 
 def test_weights_that_change_in_place_need_no_other_decoder() -> None:
     """A captured step reads them where they are."""
     model, x = make(), prompt(1, 5)
-    first = decoder_of(model, 1)
+    first = model.decoders.of(model, 1)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.1)
-    assert decoder_of(model, 1) is first
+    assert model.decoders.of(model, 1) is first
     text = torch.cat([x, *stream(model, x, max_new_tokens=6)], 1)
     assert torch.equal(model(text[:, :-1]).logits[:, 4:].argmax(-1), text[:, 5:])
 
@@ -233,22 +234,22 @@ def test_an_adapter_that_is_switched() -> None:
 def test_hooks_are_called_for_every_token() -> None:
     """So there is no captured step with one; and there is again without it."""
     model, x, calls = make(), prompt(1, 5), []
-    assert decoder_of(model, 1) is not None
+    assert model.decoders.of(model, 1) is not None
     for module in (model.model.layers[1], model.model.layers[0].mixer.o_proj):
         for register in (module.register_forward_hook, module.register_forward_pre_hook):
             handle = register(lambda *_: calls.append(1))
-            assert decoder_of(model, 1) is None
+            assert model.decoders.of(model, 1) is None
             calls.clear()
             list(stream(model, x, max_new_tokens=7))
             assert len(calls) == 7
             handle.remove()
-    assert decoder_of(model, 1) is not None
+    assert model.decoders.of(model, 1) is not None
 
 
 def decodes(model: QEDForCausalLM, input_ids: Any, cache: Any, use_cache: bool | None) -> Decoder | None:
     """Takes a decoder for one token, as on a GPU."""
     one = input_ids is not None and input_ids.shape[1] == 1 and cache is not None and cache.is_initialized
-    return decoder_of(model, input_ids.shape[0], cache) if one and use_cache is not False else None
+    return model.decoders.of(model, input_ids.shape[0], cache) if one and use_cache is not False else None
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -260,7 +261,7 @@ def test_generate_looks_at_the_model_once(beams: int, monkeypatch: pytest.Monkey
     options = {"max_new_tokens": 6, "num_beams": beams, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     plain = model.generate(x, attention_mask=mask, **options)
     monkeypatch.setattr(QEDForCausalLM, "_decoder", decodes)
-    monkeypatch.setattr(generation, "fingerprint", lambda m: looks.append(1) or fingerprint(m))
+    monkeypatch.setattr(decoding, "fingerprint", lambda m: looks.append(1) or fingerprint(m))
     assert torch.equal(model.generate(x, attention_mask=mask, **options), plain)
     assert len(looks) == 1
     CHANGES["o_proj.weight"](model)
@@ -304,9 +305,9 @@ def test_a_cache_leaves_its_decoder_with_its_state() -> None:
 
 def test_a_new_strength_is_a_new_decoder() -> None:
     model, x = make(theta_init=3.0), prompt(1, 6)
-    first = decoder_of(model, 1)
+    first = model.decoders.of(model, 1)
     model.set_strength_scale(0.0)
-    assert decoder_of(model, 1) is not first
+    assert model.decoders.of(model, 1) is not first
     plain = make(rule="gdn2")
     plain.load_state_dict({k: v for k, v in model.state_dict().items() if "theta" not in k})
     found, truth = (torch.cat(list(stream(m, x, max_new_tokens=12)), 1) for m in (model, plain))

@@ -10,8 +10,8 @@ import torch
 
 from qed import QEDCache, QEDConfig, QEDForCausalLM
 from qed.model.base import weights_dtype
+from qed.model.decoding import Decoder, Sampling, stream
 from qed.model.fingerprint import fingerprint
-from qed.model.generation import Decoder, Sampling, decoder_of, stream
 from qed.testing import relative_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")]
@@ -33,7 +33,7 @@ def test_captured_decoding_gives_the_logits_of_a_plain_pass(rule: str, batch: in
     model, x = make(rule=rule), prompt(batch, 90)
     with torch.no_grad():
         truth = model(x).logits
-        decoder = decoder_of(model, batch)
+        decoder = model.decoders.of(model, batch)
         decoder.start(model(x[:, :70], use_cache=True).past_key_values)
         for t in range(70, 90):
             assert relative_error(decoder.step(x[:, t : t + 1]), truth[:, t]) < 1e-3, t
@@ -44,7 +44,7 @@ def test_generate_takes_the_captured_step_and_agrees_with_stream() -> None:
     model, x = make(), prompt(2, 20)
     options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     found = model.generate(x, attention_mask=torch.ones_like(x), **options)[:, 20:]
-    assert decoder_of(model, 2).graphs
+    assert model.decoders.of(model, 2).graphs
     assert torch.equal(found, torch.cat(list(stream(model, x, max_new_tokens=24)), 1))
     uncached = model.generate(x, attention_mask=torch.ones_like(x), use_cache=False, **options)[:, 20:]
     assert (found == uncached).float().mean() > 0.9  # near ties may fall otherwise
@@ -105,7 +105,7 @@ def test_generate_is_captured_with_padding_and_looks_at_the_model_once(monkeypat
     mask = torch.ones_like(x)
     mask[0, :7] = 0
     step = Decoder.step
-    monkeypatch.setattr("qed.model.generation.fingerprint", lambda m: looks.append(1) or fingerprint(m))
+    monkeypatch.setattr("qed.model.decoding.fingerprint", lambda m: looks.append(1) or fingerprint(m))
     monkeypatch.setattr(Decoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
     options = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     found = model.generate(x, max_new_tokens=12, **options)

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qed.ops import erase_write
-from qed.ops.affine import segment, segmented_erase_write
+from qed.ops.affine import segment
 from qed.testing import Case, relative_error
+from tests.segments import segmented_erase_write
 from tests.strategies import cases
 
 
@@ -58,10 +59,3 @@ def test_float32_segments_are_composed_in_float32_and_stay_close() -> None:
     o, state = segmented_erase_write(**inputs, segments=8)
     assert state.dtype == torch.float32
     assert relative_error(o, truth) < 1e-5
-
-
-def test_bad_segment_counts_are_refused() -> None:
-    inputs = Case(tokens=5).inputs()
-    for segments in (0, 6, -1):
-        with pytest.raises(ValueError, match=f"segments: expected 1 to T = 5, got {segments}"):
-            segmented_erase_write(**inputs, segments=segments)

@@ -49,9 +49,9 @@ def test_explain_computes_nothing_and_checks_its_arguments() -> None:
 
 
 def test_triton_on_cpu_raises_and_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qed.ops.forms._TRITON_INTERPRETS", False)
+    monkeypatch.setattr("qed.routes.TRITON_INTERPRETS", False)
     inputs = Case(tokens=1).inputs()
-    with pytest.raises(RuntimeError, match="impl='triton' cannot run here: it needs CUDA tensors, and q is on cpu"):
+    with pytest.raises(RuntimeError, match="cannot run here: recurrence: it needs CUDA tensors, and these are on cpu"):
         erase_write(**inputs, impl="triton")
     state = inputs.pop("initial_state")
     token = {name: None if x is None else x[:, 0] for name, x in inputs.items()}

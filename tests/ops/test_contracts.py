@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from qed.ops import erase_write, erase_write_step, explain, value_checks
-from qed.ops.affine import segment, segmented_erase_write
+from qed.ops.affine import segment
 from qed.testing import Case, relative_error, run
+from tests.segments import segmented_erase_write
 
 CASE = Case(batch=2, tokens=40, heads=2, key_width=8, value_width=6)
-REFUSED = (
-    r"impl='chunkwise' cannot run here: torch\.func and forward-mode differentiation can go through the loop alone"
-)
+REFUSED = r"impl='chunkwise' cannot run here: recurrence: torch\.func and forward-mode differentiation can go through the loop alone"
 FORMS = pytest.mark.parametrize("impl", ["reference", "chunkwise"])
 
 

@@ -2,12 +2,11 @@
 
 from itertools import pairwise
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qed.ops.packing import Packing, Schedule, chunk_bound
+from qed.ops.packing import Schedule, chunk_bound
 from tests.strategies import offsets
 
 
@@ -58,19 +57,3 @@ def test_steps_of_a_lane_follow_each_other() -> None:
                 for lane, token in zip(range(step.lanes.start, step.lanes.stop), first[step.chunks], strict=True):
                     seen.setdefault(lane, []).append(float(token) % 70)
         assert seen == {lane: [float(t) for t in range(0, 70, 8)] for lane in range(5)}
-
-
-def test_mask_to_packed_and_back() -> None:
-    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]])
-    packing = Packing.from_mask(mask)
-    assert packing.cu_seqlens.tolist() == [0, 2, 2, 5]
-    x = torch.randn(3, 4, 2, requires_grad=True)
-    back = packing.unpack(packing.pack(x))
-    assert torch.equal(back, x * mask.unsqueeze(-1))
-    back.sum().backward()
-    assert torch.equal(x.grad, mask.unsqueeze(-1).expand(3, 4, 2).float())
-
-
-def test_a_mask_of_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"mask: expected shape \[B, T\], got \[3\]"):
-        Packing.from_mask(torch.ones(3))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qed.ops import erase_write, erase_write_step
-from qed.ops.packing import Packing
 from qed.testing import Case, relative_error, run
+from tests.segments import Packing
 from tests.strategies import cases, offsets
 
 IMPLS = ("reference", "chunkwise")

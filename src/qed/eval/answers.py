@@ -10,7 +10,7 @@ import torch
 
 from ..model.cache import QEDCache
 from ..model.causal_lm import QEDForCausalLM
-from ..model.generation import Sampling, continued
+from ..model.decoding import Sampling, continued
 
 PIECE_TOKENS = 65_536  # that are in the model at once while prompts are read
 

@@ -51,7 +51,7 @@ class Evaluation:
         sizes = self.model.config
         shape = (1, 64, sizes.num_heads)
         q, v = (torch.zeros(*shape, n, dtype=self.dtype, device=device) for n in (sizes.head_dim, sizes.value_head_dim))
-        self.provenance = provenance(device) | {"folder": str(checkpoint), "impl": explain(q, q, q, v).form}
+        self.provenance = provenance(device) | {"folder": str(checkpoint), "impl": explain(q, q, q, v).route}
 
     def jobs(self, tasks: list[str], out: Path) -> dict[str, Job]:
         """What is to be done, by the result's name. All that can be wrong with files, options or earlier results in

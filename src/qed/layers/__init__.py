@@ -1,11 +1,15 @@
-"""Layers in plain torch, states in and out: usable in any model."""
+"""What the model computes, in plain torch: layers with states in and out, usable in any model.
+
+`functions.py` has the definitions, `routes.py` says when something faster is used instead.
+"""
 
 from .attention import Attention, AttentionState
+from .block import QEDBlock
 from .convolution import ShortConvolution, short_convolution
-from .linear import ResidualProjection
 from .mixer import Mixer, MixerState
 from .mlp import SwiGLU
 from .norm import GatedRMSNorm, RMSNorm
+from .routes import set_impl
 from .sequences import Sequences
 
 __all__ = [
@@ -14,10 +18,11 @@ __all__ = [
     "GatedRMSNorm",
     "Mixer",
     "MixerState",
+    "QEDBlock",
     "RMSNorm",
-    "ResidualProjection",
     "Sequences",
     "ShortConvolution",
     "SwiGLU",
+    "set_impl",
     "short_convolution",
 ]

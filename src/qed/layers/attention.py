@@ -7,12 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .linear import Linear, ResidualProjection, onto
+from ..routes import AUTO, Impl
+from .projections import into_residual
+from .routes import project
 from .sequences import DENSE, Sequences
 
 
 class AttentionState(NamedTuple):
-    """Grows with what has been read; with a window, no further than the window."""
+    """Where an attention layer leaves off. It grows with what has been read; with a window, no further than that."""
 
     keys: Tensor  # [B, H, L, D], rotated
     values: Tensor  # [B, H, L, D]
@@ -21,6 +23,10 @@ class AttentionState(NamedTuple):
 
 
 class Attention(nn.Module):
+    """Softmax attention with rotary positions."""
+
+    impl: Impl = AUTO
+
     def __init__(
         self, *, hidden_size: int, num_heads: int, head_dim: int, window: int | None = None, rope_theta: float = 1e4
     ):
@@ -30,8 +36,8 @@ class Attention(nn.Module):
             raise ValueError(f"head_dim: expected an even number for rotary positions, got {head_dim}")
         self.num_heads, self.head_dim, self.window, self.rope_theta = num_heads, head_dim, window, rope_theta
         width = num_heads * head_dim
-        self.q_proj, self.k_proj, self.v_proj = (Linear(hidden_size, width, bias=False) for _ in range(3))
-        self.o_proj = ResidualProjection(width, hidden_size, bias=False)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden_size, width, bias=False) for _ in range(3))
+        self.o_proj = into_residual(width, hidden_size)
 
     def forward(
         self,
@@ -41,8 +47,16 @@ class Attention(nn.Module):
         *,
         residual: Tensor | None = None,
     ) -> tuple[Tensor, AttentionState]:
-        """`residual`: as in `ResidualProjection`."""
-        q, k, v = (proj(x).unflatten(-1, (self.num_heads, -1)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        """Return outputs like x, and the state after the last token.
+
+        Args:
+            x: [B, T, hidden].
+            state: the state to start from; None for the beginning of a sequence.
+            sequences: where sequences begin and end.
+            residual: the residual stream, like x, to add the outputs to; it may be written over.
+        """
+        matrices = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (project(w, x, impl=self.impl).unflatten(-1, (self.num_heads, -1)) for w in matrices)
         places, there = sequences.positions(x), sequences.there(x.shape[1])
         if state is not None:
             places = places + state.seen[:, None]
@@ -56,7 +70,7 @@ class Attention(nn.Module):
         mask = None if plain else self._mask(places, key_places, sequences, x)
         o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=plain)
         new_state = self._trim(AttentionState(k, v, key_places, seen))
-        return onto(residual, self.o_proj, o.transpose(1, 2).flatten(2)), new_state
+        return project(self.o_proj, o.transpose(1, 2).flatten(2), residual, self.impl), new_state
 
     def _mask(self, places: Tensor, key_places: Tensor, sequences: Sequences, x: Tensor) -> Tensor:
         """[B, 1, T, L]: which keys a query sees. A query that is not there sees itself, for a finite result."""

@@ -16,25 +16,28 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.affine import segment
+from ..ops.routes import RECURRENCE
+from ..routes import AUTO, Call, Impl, check_name
 from ..rules import RULES, Operands, Projections, l2_normalize
-from . import prologue, prologue_operator
 from .context import Context
-from .convolution import ShortConvolution, last_inputs
-from .fused import fused, pays
-from .linear import Linear, ResidualProjection, onto
+from .convolution import ShortConvolution
+from .functions import last_inputs
 from .norm import GatedRMSNorm, RMSNorm
+from .projections import into_residual
+from .routes import OPERANDS, project
 from .sequences import DENSE, Sequences
 
 
 class MixerState(NamedTuple):
-    """Of fixed size, whatever has been read."""
+    """Where a mixer leaves off; of fixed size, whatever it has read."""
 
     conv: Tensor  # [N, W − 1, 2·H·K + H·V] the last inputs of the convolution
     recurrent: Tensor  # [N, H, K, V] float32
 
 
 class Gates(NamedTuple):
-    """What becomes the erase gate, the write gate, the decay and a direction, and λ; None where a rule has none."""
+    """The projections that become the erase gate, the write gate, the decay and a direction, before any function of
+    them, and λ; None where a rule has none."""
 
     b: Tensor | None
     w: Tensor | None
@@ -44,8 +47,11 @@ class Gates(NamedTuple):
 
 
 class Mixer(nn.Module):
+    """The token mixer of any rule."""
+
     random_direction: Tensor
     context: Context | None = None  # where a sequence is spread over processes
+    impl: Impl = AUTO
 
     def __init__(
         self,
@@ -85,15 +91,16 @@ class Mixer(nn.Module):
         def width(wanted: str, channels: int) -> int:
             return {"none": 0, "head": num_heads, "channel": channels}[wanted]
 
-        # One matrix for all that comes from x: its rows, by name. q, k and v lie side by side for the convolution.
-        self.rows = {"qkv": 2 * keys + values}
-        self.rows |= {"b": width(self.row.erase, keys), "w": width(self.row.write, values)}
-        self.rows |= {"f": width(self.row.decay, decay_rank), "g": gate_inputs}
-        self.rows |= {"e": keys if self.row.direction == "token" else 0}
-        self.in_proj = Linear(hidden_size, sum(self.rows.values()), bias=False)
+        # One matrix for all that comes from x: how many outputs each part has. q, k and v lie side by side for the
+        # convolution.
+        self.parts = {"qkv": 2 * keys + values}
+        self.parts |= {"b": width(self.row.erase, keys), "w": width(self.row.write, values)}
+        self.parts |= {"f": width(self.row.decay, decay_rank), "output_gate": gate_inputs}
+        self.parts |= {"e": keys if self.row.direction == "token" else 0}
+        self.in_proj = nn.Linear(hidden_size, sum(self.parts.values()), bias=False)
         self.conv = ShortConvolution(2 * keys + values, conv_size)
-        self.f_proj = Linear(decay_rank, keys, bias=False) if self.row.decay == "channel" else None
-        self.g_proj = Linear(gate_rank, values) if gate_inputs and gate_rank else None
+        self.f_proj = nn.Linear(decay_rank, keys, bias=False) if self.row.decay == "channel" else None
+        self.g_proj = nn.Linear(gate_rank, values) if gate_inputs and gate_rank else None
         if self.row.decay != "none":
             self.A_log = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
             self.dt_bias = nn.Parameter(torch.empty(width(self.row.decay, keys), dtype=torch.float32))
@@ -104,7 +111,14 @@ class Mixer(nn.Module):
         self.o_norm = (
             GatedRMSNorm(value_head_dim, output_gate, norm_eps) if output_gate else RMSNorm(value_head_dim, norm_eps)
         )
-        self.o_proj = ResidualProjection(values, hidden_size, bias=False)
+        self.o_proj = into_residual(values, hidden_size)
+
+    def in_proj_parts(self) -> dict[str, int]:
+        """How many outputs of `in_proj` belong to each projection, q, k and v apart, in their order."""
+        keys = self.num_heads * self.head_dim
+        return {"q": keys, "k": keys, "v": self.parts["qkv"] - 2 * keys} | {
+            name: width for name, width in self.parts.items() if name != "qkv"
+        }
 
     def strength(self) -> Tensor:
         """λ_h [H], scaled by `strength_scale` (the paper's s)."""
@@ -118,21 +132,43 @@ class Mixer(nn.Module):
         *,
         residual: Tensor | None = None,
         inplace: bool = False,
-        impl: str = "auto",
+        impl: str | None = None,
     ) -> tuple[Tensor, MixerState]:
-        """x [B, T, hidden] and where it left off → outputs like x, and where it leaves off. `residual`: as in
-        `ResidualProjection`. `inplace` is for one token: the recurrent state is written over."""
-        inputs = self._inputs(x)
+        """Return outputs like x, and the state after the last token.
+
+        Args:
+            x: [B, T, hidden].
+            state: the state to start from; None for the beginning of a sequence.
+            sequences: where sequences begin and end.
+            residual: the residual stream, like x, to add the outputs to; it may be written over.
+            inplace: for one token, write the recurrent state over the old one.
+            impl: the routes for this call, such as "reference" for plain torch; None for the layer's own.
+        """
+        if impl is not None:
+            check_name(impl, RECURRENCE.names)
+        return self._forward(x, state, sequences, residual, inplace, self.impl if impl is None else impl)
+
+    def _forward(
+        self,
+        x: Tensor,
+        state: MixerState | None,
+        sequences: Sequences,
+        residual: Tensor | None,
+        inplace: bool,
+        impl: Impl,
+    ) -> tuple[Tensor, MixerState]:
+        inputs = self._inputs(x, impl)
         qkv = inputs["qkv"]
         if self.context is not None:
             state = self._state_from_context(qkv, state, sequences)
-        gates, output_gate = self._gates(inputs)
-        operands, conv = self._operands(qkv, None if state is None else state.conv, sequences, gates)
+        gates, output_gate = self._gates(inputs, impl)
+        operands, conv = self._operands(qkv, None if state is None else state.conv, sequences, gates, impl)
+        recurrence = RECURRENCE.wanted(impl)
         if self.context is not None and state is not None:
-            state = state._replace(recurrent=self.context.start(segment(*operands[1:], impl=impl)))
+            state = state._replace(recurrent=self.context.start(segment(*operands[1:], impl=recurrence)))
         if state is not None and x.shape[1] == 1 and sequences.cu_seqlens is None and sequences.lengths is None:
             o, recurrent = self.row.run_step(
-                operands, state=state.recurrent, scale=self.read_scale, inplace=inplace, impl=impl
+                operands, state=state.recurrent, scale=self.read_scale, inplace=inplace, impl=recurrence
             )
         else:
             o, recurrent = self.row.run(
@@ -141,19 +177,20 @@ class Mixer(nn.Module):
                 initial_state=None if state is None else state.recurrent,
                 cu_seqlens=sequences.cu_seqlens,
                 there=sequences.there(x.shape[1]),
-                impl=impl,
+                impl=recurrence,
             )
-        normal = self.o_norm(o) if output_gate is None else self.o_norm(o, output_gate)
-        return onto(residual, self.o_proj, normal.flatten(-2)), MixerState(conv, recurrent)
+        normal = self.o_norm(o, impl=impl) if output_gate is None else self.o_norm(o, output_gate, impl=impl)
+        return project(self.o_proj, normal.flatten(-2), residual, impl), MixerState(conv, recurrent)
 
     def projections(self, x: Tensor) -> Projections:
         """What the rule takes for tokens x [B, T, hidden] from a sequence's beginning: to look at."""
-        inputs = self._inputs(x)
-        return self._projections(self.conv(inputs["qkv"])[0], self._gates(inputs)[0])
+        inputs = self._inputs(x, self.impl)
+        return self._projections(self.conv(inputs["qkv"]), self._gates(inputs, self.impl)[0])
 
-    def _inputs(self, x: Tensor) -> dict[str, Tensor]:
-        """x's projections by name. Split once: then one concatenation is the gradient's way back."""
-        return dict(zip(self.rows, self.in_proj(x).split(list(self.rows.values()), -1), strict=True))
+    def _inputs(self, x: Tensor, impl: Impl) -> dict[str, Tensor]:
+        """x's projections by name. They are split once, so that the gradient is one concatenation."""
+        projected = project(self.in_proj, x, impl=impl)
+        return dict(zip(self.parts, projected.split(list(self.parts.values()), -1), strict=True))
 
     def _state_from_context(self, qkv: Tensor, state: MixerState | None, sequences: Sequences) -> MixerState:
         """The convolution's first inputs, from the process before; the recurrent state follows after the rule."""
@@ -166,39 +203,37 @@ class Mixer(nn.Module):
         conv = self.context.before(qkv[:, qkv.shape[1] - before :])
         return MixerState(conv, conv.new_empty(0))
 
-    def _gates(self, inputs: dict[str, Tensor]) -> tuple[Gates, Tensor | None]:
+    def _gates(self, inputs: dict[str, Tensor], impl: Impl) -> tuple[Gates, Tensor | None]:
         """What else the rule takes, before any function of it, and the output's gate."""
-        b, w, f, gate, e = (inputs[name] if self.rows[name] else None for name in "bwfge")
-        if f is not None:
-            f = f if self.f_proj is None else self.f_proj(f)
+        b, w, f, gate, e = (inputs[name] if self.parts[name] else None for name in ("b", "w", "f", "output_gate", "e"))
+        if f is not None and self.f_proj is not None:
+            f = project(self.f_proj, f, impl=impl)
         if gate is not None:
-            gate = self._heads(gate if self.g_proj is None else self.g_proj(gate))
+            if self.g_proj is not None:  # as a matrix: of any other shape torch adds the bias in a pass of its own
+                gate = project(self.g_proj, gate.flatten(0, 1), impl=impl).unflatten(0, gate.shape[:2])
+            gate = self._heads(gate)
         return Gates(b, w, f, e, self.strength() if self.row.strength else None), gate
 
     def _heads(self, y: Tensor) -> Tensor:
         return y.unflatten(-1, (self.num_heads, -1))
 
     def _operands(
-        self, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates
+        self, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
     ) -> tuple[Operands, Tensor]:
-        """What the op takes, and where the convolution leaves off."""
-        if prologue.fits(self) and pays(qkv):
-            after = last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
-            return prologue.operands(qkv, self, state, sequences, gates), after
-        if prologue_operator.trains(self, qkv, state, sequences):
-            after = last_inputs(qkv, self.conv.weight.shape[1] - 1, None, sequences)
-            return prologue_operator.differentiable_operands(qkv, self, gates), after
-        qkv, state = self.conv(qkv, state, sequences)
-        return self._from_convolved(qkv, gates), state
+        """What the recurrence takes, and the convolution's state after the last token."""
+        call = Call.of(qkv, qkv.shape[0], qkv.shape[1])
+        call = call._replace(packed=sequences.cu_seqlens is not None, state=state is not None)
+        operands: Operands = OPERANDS.pick(impl, call, self).run(self, qkv, state, sequences, gates, impl)
+        return operands, last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
 
-    @fused
-    def _from_convolved(self, qkv: Tensor, gates: Gates) -> Operands:
+    def operands_of_convolved(self, qkv: Tensor, gates: Gates) -> Operands:
+        """What the recurrence takes, in plain torch, from q, k and v after the convolution and from the gates."""
         return self.row.operands(self._projections(qkv, gates))
 
     def _projections(self, qkv: Tensor, gates: Gates) -> Projections:
         heads, (b, w, f, e, strength) = self._heads, gates
         keys = self.num_heads * self.head_dim
-        q, k, v = (heads(y) for y in qkv.split([keys, keys, self.rows["qkv"] - 2 * keys], -1))
+        q, k, v = (heads(y) for y in qkv.split([keys, keys, self.parts["qkv"] - 2 * keys], -1))
         direction = None if e is None else l2_normalize(heads(e))
         if self.row.direction == "head":
             direction = self.random_direction.to(qkv.dtype)
@@ -217,6 +252,7 @@ class Mixer(nn.Module):
         return -_wide(self.A_log).exp()[:, None] * nn.functional.softplus(x)
 
     def extra_repr(self) -> str:
+        """The rule and the heads' sizes, for printing."""
         return f"rule={self.rule!r}, heads={self.num_heads} × ({self.head_dim}, {self.value_head_dim})"
 
 

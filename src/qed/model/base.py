@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..layers import Mixer
+from ..layers import Mixer, set_impl
 from .config import QEDConfig
 from .files import check_checkpoint, check_config, check_options
 from .initialization import initialize
@@ -65,6 +65,16 @@ class QEDPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, Mixer):
                 module.strength_scale = float(scale)
+
+    def set_impl(self, impl: str = "auto", **pieces: str) -> None:
+        """Choose the routes of all layers: "reference" is plain torch everywhere, on every device. What was captured
+        with other routes is not used again.
+
+        Args:
+            impl: "auto", or a route of the recurrence; see `qed.layers.set_impl`.
+            pieces: a route for single pieces, such as norm="reference".
+        """
+        set_impl(self, impl, **pieces)
 
     def end_tokens(self) -> set[int]:
         """The tokens that end a text: those of the configuration and of the generation's, which may name several."""

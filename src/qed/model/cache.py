@@ -14,7 +14,7 @@ from transformers import Cache
 from ..layers import AttentionState, MixerState
 
 if TYPE_CHECKING:
-    from .generation import Decoder
+    from .decoding import Decoder
 
 State = MixerState | AttentionState
 

@@ -8,99 +8,54 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from ..layers import Attention, Mixer, RMSNorm, Sequences, SwiGLU
-from ..layers.product_operator import product_operator
+from ..layers import Attention, Mixer, QEDBlock, RMSNorm, Sequences
 from ..layers.sequences import DENSE
-from ..ops.registration import SAVING_OPS
 from .arguments import offsets, refuse_unknown, wants_hidden_states
 from .base import QEDPreTrainedModel
 from .cache import QEDCache
 from .config import ATTENTION, QEDConfig
-from .generation import Decoder, decoder_of
-
-_KEPT: set[Any] = {
-    *(torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *SAVING_OPS.values()),
-    torch.ops.aten.rsqrt.default,  # scales of norms: one number a row
-    product_operator,  # of SwiGLU: of what could be made again, most time for its memory
-}
+from .decoding import Decoder, Decoders
 
 
-def _policy(_: Any, operator: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
-    kept = operator in _KEPT or _is_cast_weight(operator, *arguments, **named)
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _is_cast_weight(operator: Any, *arguments: Any, dtype: torch.dtype | None = None, **_: Any) -> bool:
-    """Small beside a batch, and a kernel for each to make again."""
-    return (
-        operator is torch.ops.aten._to_copy.default and arguments[0].dim() == 2 and dtype not in (None, torch.float32)
+def make_block(config: QEDConfig, layer: int) -> QEDBlock:
+    """The block that a configuration has at a place in the stack."""
+    assert config.layer_types is not None
+    kind, sizes = config.layer_types[layer], {"hidden_size": config.hidden_size, "num_heads": config.num_heads}
+    mixer: Mixer | Attention
+    if kind in ATTENTION:
+        window = config.sliding_window if kind == "sliding_attention" else None
+        mixer = Attention(**sizes, head_dim=config.head_dim, window=window, rope_theta=config.rope_theta)
+    else:
+        mixer = Mixer(
+            **sizes,
+            head_dim=config.head_dim,
+            value_head_dim=config.value_head_dim,
+            rule=kind,
+            conv_size=config.conv_size,
+            lambda_max=config.lambda_max,
+            read_scale=config.read_scale,
+            decay_rank=config.decay_rank,
+            output_gate=config.output_gate,
+            output_gate_rank=config.output_gate_rank,
+            norm_eps=config.norm_eps,
+        )
+    return QEDBlock(
+        mixer,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        norm_eps=config.norm_eps,
     )
-
-
-def _keeping() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
-
-
-class QEDBlock(nn.Module):
-    recomputes = False  # see `recompute_cheap`
-
-    def __init__(self, config: QEDConfig, layer: int):
-        super().__init__()
-        assert config.layer_types is not None
-        kind, sizes = config.layer_types[layer], {"hidden_size": config.hidden_size, "num_heads": config.num_heads}
-        self.mixer_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mixer: Mixer | Attention
-        if kind in ATTENTION:
-            window = config.sliding_window if kind == "sliding_attention" else None
-            self.mixer = Attention(**sizes, head_dim=config.head_dim, window=window, rope_theta=config.rope_theta)
-        else:
-            self.mixer = Mixer(
-                **sizes,
-                head_dim=config.head_dim,
-                value_head_dim=config.value_head_dim,
-                rule=kind,
-                conv_size=config.conv_size,
-                lambda_max=config.lambda_max,
-                read_scale=config.read_scale,
-                decay_rank=config.decay_rank,
-                output_gate=config.output_gate,
-                output_gate_rank=config.output_gate_rank,
-                norm_eps=config.norm_eps,
-            )
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
-
-    def forward(
-        self, x: Tensor, state: Any, sequences: Sequences, keeps_state: bool = True, **options: Any
-    ) -> tuple[Tensor, Any]:
-        """`keeps_state`: otherwise None is returned for it. What a compiled program returns has a gradient."""
-        if self.recomputes and self.training and torch.is_grad_enabled():
-            return checkpoint(
-                *(self._forward, x, state, sequences, keeps_state),
-                **options,
-                use_reentrant=False,
-                preserve_rng_state=False,
-                context_fn=_keeping,
-            )
-        return self._forward(x, state, sequences, keeps_state, **options)
-
-    def _forward(
-        self, x: Tensor, state: Any, sequences: Sequences, keeps_state: bool, **options: Any
-    ) -> tuple[Tensor, Any]:
-        x, state = self.mixer(self.mixer_norm(x), state, sequences, residual=x, **options)
-        return self.mlp(self.mlp_norm(x), residual=x), state if keeps_state else None
 
 
 class QEDModel(QEDPreTrainedModel):
     def __init__(self, config: QEDConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(QEDBlock(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(make_block(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
@@ -205,6 +160,7 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = QEDModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.decoders = Decoders()
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -302,7 +258,7 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
             and not torch.compiler.is_compiling()
             and not torch.cuda.is_current_stream_capturing()
         )
-        return decoder_of(self, input_ids.shape[0], cache) if decodes else None
+        return self.decoders.of(self, input_ids.shape[0], cache) if decodes else None
 
     def _decoded(self, decoder: Decoder, tokens: Any, cache: Any) -> CausalLMOutputWithPast:
         decoder.start(cache)
@@ -321,7 +277,7 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
     ) -> dict[str, Any]:
         """As in transformers. From the second step on, `generate` itself has made the token of every row and has added
         a column of ones to the mask for it: the mask says nothing then, and without it the step can be the captured
-        one. All these steps take the decoder of the first (`decoder_of`)."""
+        one. All these steps take the decoder of the first (`Decoders.of`)."""
         if isinstance(past_key_values, QEDCache):
             # A prompt that is read in pieces comes without `next_sequence_length`, and its mask is the caller's.
             continues = next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized

@@ -15,7 +15,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
-from ..layers.norm import ACTIVATIONS
+from ..layers.functions import ACTIVATIONS
 from ..rules import RULES
 
 FORMAT_VERSION = 1

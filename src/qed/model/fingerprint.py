@@ -15,18 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from ..layers import GatedRMSNorm, Mixer, ResidualProjection, RMSNorm, ShortConvolution, SwiGLU
-from ..layers.linear import Linear
+from ..layers import GatedRMSNorm, Mixer, QEDBlock, RMSNorm, ShortConvolution, SwiGLU
+from ..layers.routes import BLOCK
+from ..routes import AUTO, REFERENCE
 
 if TYPE_CHECKING:
     from .causal_lm import QEDForCausalLM
 
 SETTINGS: dict[type[nn.Module], Any] = {
-    Mixer: attrgetter("row", "num_heads", "head_dim", "value_head_dim", "lambda_max", "read_scale", "strength_scale"),
-    RMSNorm: attrgetter("eps"),
-    GatedRMSNorm: attrgetter("eps", "activation"),
+    Mixer: attrgetter(
+        *("impl", "row", "num_heads", "head_dim", "value_head_dim", "lambda_max", "read_scale", "strength_scale")
+    ),
+    RMSNorm: attrgetter("impl", "eps"),
+    GatedRMSNorm: attrgetter("impl", "eps", "activation"),
     nn.Embedding: attrgetter("padding_idx", "max_norm", "norm_type"),
-    **dict.fromkeys((Linear, ResidualProjection, ShortConvolution, SwiGLU, nn.Linear, nn.ModuleList)),
+    **dict.fromkeys((QEDBlock, ShortConvolution, SwiGLU), attrgetter("impl")),
+    **dict.fromkeys((nn.Linear, nn.ModuleList)),
 }
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__) - {"training"}
 _GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
@@ -34,13 +38,16 @@ _GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forwar
 
 def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
     """None where no captured step is right: with softmax layers, whose states grow; with hooks or a `forward` of one
-    module's own, which a replay would not call; and where a sequence is spread over processes."""
+    module's own, which a replay would not call; where a sequence is spread over processes; and where plain torch was
+    asked for."""
     blocks, device = list(model.model.layers), model.lm_head.weight.device.type
     mixers = [block._modules.get("mixer") for block in blocks]  # past torch's `__getattr__`, which takes its time
     if any(_GLOBAL_HOOKS) or not all(isinstance(mixer, Mixer) and mixer.context is None for mixer in mixers):
         return None
+    if any(impl != AUTO and BLOCK.wanted(impl) == REFERENCE for impl in {getattr(x, "impl", AUTO) for x in blocks}):
+        return None
     # The classes that a step takes apart: of them only hooks, weights and parts matter.
-    shells = {type(model), type(model.model), type(blocks[0])}
+    shells = {type(model), type(model.model)}
     found: list[Any] = [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
     left: list[Any] = [model]
     tensors: list[Tensor | None] = []

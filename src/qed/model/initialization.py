@@ -23,7 +23,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..layers import Mixer, ResidualProjection, RMSNorm, ShortConvolution
+from ..layers import Mixer, RMSNorm, ShortConvolution
+from ..layers.projections import is_into_residual
 from .config import QEDConfig
 
 XAVIER_GAIN = 2**-2.5
@@ -34,7 +35,7 @@ def initialize(module: nn.Module, config: QEDConfig) -> None:
     """The parameters that are `module`'s own, unless a checkpoint has filled them. Not its children's, but for a
     mixer's matrices where they are not normal: only the mixer knows how their rows belong together."""
     deviation = config.initializer_range
-    if isinstance(module, ResidualProjection):
+    if is_into_residual(module):
         deviation /= math.sqrt(2 * config.num_hidden_layers)
     if isinstance(module, nn.Linear | nn.Embedding):
         if not _filled(module.weight):
@@ -68,9 +69,7 @@ def _initialize_mixer(module: Mixer, config: QEDConfig) -> None:
 
 def _initialize_projections(module: Mixer) -> None:
     """Xavier uniform, each projection by itself."""
-    keys = module.num_heads * module.head_dim
-    rest = [width for name, width in module.rows.items() if name != "qkv" and width]
-    together = [keys, keys, module.rows["qkv"] - 2 * keys, *rest]
+    together = [width for width in module.in_proj_parts().values() if width]
     parts = [] if _filled(module.in_proj.weight) else list(module.in_proj.weight.split(together))
     whole = (layer.weight for layer in (module.f_proj, module.g_proj, module.o_proj) if layer is not None)
     for weight in (*parts, *(x for x in whole if not _filled(x))):

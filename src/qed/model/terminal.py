@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from .base import weights_dtype
-from .generation import Sampling, stream
+from .decoding import Sampling, stream
 from .loading import load
 
 

@@ -10,10 +10,10 @@ import logging
 import torch
 from torch import Tensor
 
-from . import chunkwise, reference
-from .forms import Choice, choose, is_transformed
-from .precision import without_autocast
-from .registration import SEQUENCE_OPS, step_triton, step_triton_in_place
+from ..routes import Call, Choice, Piece, Route, check_name
+from . import reference
+from .arguments import Arguments
+from .routes import RECURRENCE, STEP, is_transformed
 from .validation import check_sequence, check_step, check_values
 
 _log = logging.getLogger("qed")
@@ -61,15 +61,16 @@ def erase_write(
     Returns:
         o [B, T, H, V] in q's dtype, and the final state [N, H, K, V] (N = B without cu_seqlens).
     """
-    check_sequence(q, k, a, u, g, initial_state, cu_seqlens, scale)
-    form = _form(impl, q, k, a, u, g, initial_state)
-    if form == "reference" or q.shape[0] == 0 or q.shape[2] == 0:  # without a sequence or a head all forms are empty
+    arguments = Arguments(q, k, a, u, g, initial_state, cu_seqlens, float(scale))
+    check_sequence(arguments)
+    route = _pick(RECURRENCE, impl, *arguments[:6])
+    if route.name == "reference" or q.shape[0] == 0 or q.shape[2] == 0:  # without sequences or heads all are empty
         if not torch.compiler.is_compiling():
             check_values(g, initial_state, cu_seqlens, q.shape[1], "initial_state")
-        return reference.erase_write(q, k, a, u, g, initial_state, cu_seqlens, scale)
-    differentiable = [x for x in (q, k, a, u, g, initial_state) if x is not None]
-    save = torch.is_grad_enabled() and any(x.requires_grad for x in differentiable)
-    return SEQUENCE_OPS[form](q, k, a, u, g, initial_state, cu_seqlens, float(scale), save=save)
+        return reference.erase_write(arguments)
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:6])
+    outputs: tuple[Tensor, Tensor] = route.run(arguments, save)
+    return outputs
 
 
 def erase_write_step(
@@ -96,7 +97,7 @@ def erase_write_step(
         o [B, H, V] in q's dtype, and the new state.
     """
     check_step(q, k, a, u, g, state, scale)
-    form = _form(impl, q, k, a, u, g, state)
+    route = _pick(STEP, impl, q, k, a, u, g, state)
     if not torch.compiler.is_compiling():
         check_values(g, state, None, 1, "state")
     differentiable = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, a, u, g, state))
@@ -104,18 +105,8 @@ def erase_write_step(
         raise RuntimeError(
             "inplace=True cannot be differentiated: the gradient needs the old state; use torch.no_grad()"
         )
-    if form == "triton":
-        if not inplace:
-            return step_triton(q, k, a, u, g, state, float(scale))
-        if not state.is_contiguous():
-            raise ValueError(f"state: inplace=True expects contiguous memory, got strides {state.stride()}")
-        return step_triton_in_place(q, k, a, u, g, state, float(scale)), state
-    dtype = state.dtype
-    # The loop's own step has a gradient that autocast does not change; the chunk form's is faster without one.
-    step = reference.step if form == "reference" or differentiable else without_autocast(chunkwise.step)
-    q_, k_, a_, u_ = (x.to(dtype) for x in (q, k, a, u))
-    o, new_state = step(q_, k_, a_, u_, None if g is None else g.to(dtype), state, scale)
-    return o.to(q.dtype), state.copy_(new_state) if inplace else new_state
+    outputs: tuple[Tensor, Tensor] = route.run(inplace, differentiable, q, k, a, u, g, state, float(scale))
+    return outputs
 
 
 def explain(
@@ -130,16 +121,29 @@ def explain(
     cu_seqlens: Tensor | None = None,
     impl: str = "auto",
 ) -> Choice:
-    """Which form `erase_write` would run for these arguments, and why; prints well. Nothing is computed."""
-    check_sequence(q, k, a, u, g, initial_state, cu_seqlens, scale)
-    return choose(impl, q, u, is_transformed(q, k, a, u, g, initial_state))
+    """Which route `erase_write` would take for the same arguments, and why; prints well. Nothing is computed.
+
+    Args:
+        q, k, a, u, g, scale, initial_state, cu_seqlens, impl: as in `erase_write`.
+    """
+    check_sequence(Arguments(q, k, a, u, g, initial_state, cu_seqlens, scale))
+    check_name(impl, RECURRENCE.names)
+    return RECURRENCE.explain(impl, _call(q, k, a, u, g, initial_state), q.shape[-1], u.shape[-1])
 
 
-def _form(impl: str, q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor | None) -> str:
-    choice = choose(impl, q, u, is_transformed(q, k, a, u, g, state))
+def _call(q: Tensor, *others: Tensor | None) -> Call:
+    return Call.of(q, q.shape[0], q.shape[1])._replace(transformed=is_transformed(q, *others))
+
+
+def _pick(
+    piece: Piece, impl: str, q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor | None
+) -> Route:
+    check_name(impl, piece.names)
+    call, widths = _call(q, k, a, u, g, state), (q.shape[-1], u.shape[-1])
+    route = piece.pick(impl, call, *widths)
     if impl == "auto" and not torch.compiler.is_compiling():
-        key = (choice.form, q.device.type)
+        key = (route.name, q.device.type)
         if key not in _announced:
             _announced.add(key)
-            _log.info("impl='auto' on %s runs %s", q.device.type, choice)
-    return choice.form
+            _log.info("impl='auto' on %s runs %s", q.device.type, piece.explain(impl, call, *widths))
+    return route

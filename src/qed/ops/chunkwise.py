@@ -30,6 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .arguments import Arguments
 from .decay import ChannelDecay, Decay, HeadDecay
 from .packing import Schedule, Slab, chunk_bound, sequence_count
 from .precision import compute_dtype
@@ -37,6 +38,7 @@ from .scratch import Scratch
 
 KEEP = 4  # one start state is kept for so many chunks, and the others are made again from it and R
 CHUNK = 32  # longer chunks cost more arithmetic, shorter ones more states and steps: measured best on CPU
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 SLAB_ELEMENTS = 2**18  # tokens × heads × max(K, V) worked on at once: large enough for threads, small enough to cache
 
 
@@ -77,18 +79,9 @@ class ChunkTerms:
         self.decay: Decay = (HeadDecay if g.shape[-1] == 1 else ChannelDecay)(each, self.x, self.k, scratch)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    a: Tensor,
-    u: Tensor,
-    g: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    save: bool,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Outputs [B, T, H, V], final state [N, H, K, V], and (if `save`) what the backward starts from."""
+def forward(x: Arguments, save: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return outputs [B, T, H, V], the final state [N, H, K, V], and, if `save`, what the backward starts from."""
+    q, k, a, u, g, initial_state, cu_seqlens, scale = x
     schedule = Schedule.of(q, cu_seqlens, CHUNK)
     inputs = Inputs.of(q, k, a, u, g)
     scratch = Scratch.lent(q.device, compute_dtype(q.dtype))
@@ -126,19 +119,16 @@ def forward(
     return o, _sequences_of(state, schedule, u.shape[2]), saved
 
 
-def backward(
-    do: Tensor,
-    dstate: Tensor,
-    q: Tensor,
-    k: Tensor,
-    a: Tensor,
-    u: Tensor,
-    g: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    saved: list[Tensor],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, a, u, g (empty without one) and of the initial state."""
+def backward(do: Tensor, dstate: Tensor | None, x: Arguments, saved: list[Tensor]) -> Gradients:
+    """Return the gradients of q, k, a, u, g (empty without one) and of the initial state.
+
+    Args:
+        do: gradient of the outputs, [B, T, H, V].
+        dstate: gradient of the final state, [N, H, K, V]; None for zeros.
+        x: the forward's arguments; the initial state is not looked at.
+        saved: what the forward saved.
+    """
+    q, k, a, u, g, _, cu_seqlens, scale = x
     schedule = Schedule.of(q, cu_seqlens, CHUNK)
     inputs = Inputs.of(q, k, a, u, g)
     scratch = Scratch.lent(q.device, compute_dtype(q.dtype))
@@ -202,7 +192,16 @@ def _without_broken(U: Tensor) -> Tensor | None:
 def step(
     q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The chunk of one token: A is empty, P = q·k, and one product reads the old state for both a and q."""
+    """Return o and the new state after a chunk of one token: A is empty, P = q·k, and one product reads the old state
+    for both a and q.
+
+    Args:
+        q, k, a: [B, H, K].
+        u: [B, H, V].
+        g: [B, H, K], [B, H, 1] or None.
+        state: [B, H, K, V].
+        scale: factor on the read.
+    """
     q = q * scale
     if g is not None:
         state = g.exp().unsqueeze(-1) * state
@@ -213,8 +212,14 @@ def step(
 
 
 def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
-    """Uninitialised memory for what the backward starts from, sized from shapes alone: some start states, every
-    chunk's P with Tᵀ above its diagonal, and every chunk's R."""
+    """Return uninitialised memory for what the backward starts from, sized from shapes alone: some start states, every
+    chunk's P with Tᵀ above its diagonal, and every chunk's R.
+
+    Args:
+        q: queries [B, T, H, K].
+        u: write vectors [B, T, H, V].
+        cu_seqlens: offsets of packed sequences, or None.
+    """
     batch, tokens, heads, width = q.shape
     sequences, packed = sequence_count(q, cu_seqlens), cu_seqlens is not None
     states, b = (heads * chunk_bound(batch, tokens, sequences, n, packed) for n in (KEEP * CHUNK, CHUNK))

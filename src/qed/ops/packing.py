@@ -4,8 +4,6 @@ A batch [B, T, ...] and a packed batch [1, total, ...] with `cu_seqlens` are the
 plus sequence offsets. Every sequence is cut into chunks of C tokens; *step* n holds chunk n of every sequence
 long enough to have one. Sequences are ordered longest first into *lanes*, so those still alive at step n are a
 prefix, and one buffer of states serves them all. A *slab* is a few steps of a few lanes, bounded in size.
-
-`Packing` is the other direction: a padded batch with a mask becomes a packed one, and back.
 """
 
 from __future__ import annotations
@@ -178,35 +176,3 @@ class Schedule:
         rows = token[:, None, :] * self.heads + torch.arange(self.heads)[:, None]  # [chunks, H, C]
         padding = beyond[:, None, :].expand_as(rows)
         return Rows(rows.reshape(-1).to(self.device), padding.reshape(-1).to(self.device))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Packing:
-    """A padded batch's real tokens. Left, right and interior padding all vanish: a mask row is one sequence."""
-
-    tokens: Tensor  # [total] flat positions of the real tokens in [B * T]
-    cu_seqlens: Tensor  # [B + 1]
-    shape: tuple[int, int]  # (B, T)
-
-    @staticmethod
-    def from_mask(mask: Tensor) -> Packing:
-        """`mask` [B, T], true (or 1) at real tokens. Reads the mask on the host: its sum sizes the packed batch."""
-        if mask.dim() != 2:
-            raise ValueError(f"mask: expected shape [B, T], got {list(mask.shape)}")
-        mask = mask.bool()
-        cu_seqlens = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
-        return Packing(
-            tokens=mask.reshape(-1).nonzero().squeeze(1),
-            cu_seqlens=cu_seqlens,
-            shape=(mask.shape[0], mask.shape[1]),
-        )
-
-    def pack(self, x: Tensor) -> Tensor:
-        """[B, T, ...] → [1, total, ...]"""
-        return x.flatten(0, 1).index_select(0, self.tokens).unsqueeze(0)
-
-    def unpack(self, x: Tensor) -> Tensor:
-        """[1, total, ...] → [B, T, ...], zeros at the padding."""
-        batch, tokens = self.shape
-        flat = x.new_zeros(batch * tokens, *x.shape[2:]).index_copy(0, self.tokens, x.squeeze(0))
-        return flat.unflatten(0, self.shape)

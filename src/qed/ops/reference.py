@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from .arguments import Arguments
 from .precision import compute_dtype
 from .validation import offsets_of
 
@@ -20,7 +21,15 @@ from .validation import offsets_of
 def step(
     q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """One token: q, k, a [B, H, K], u [B, H, V], g [B, H, K or 1], state [B, H, K, V] → o [B, H, V], new state."""
+    """Return o [B, H, V] and the new state after one token.
+
+    Args:
+        q, k, a: [B, H, K].
+        u: [B, H, V].
+        g: [B, H, K], [B, H, 1] or None.
+        state: [B, H, K, V].
+        scale: factor on the read.
+    """
     if g is not None:
         state = g.exp().unsqueeze(-1) * state
     residual = u - _read(state, a)
@@ -28,23 +37,15 @@ def step(
     return scale * _read(state, q), state
 
 
-def erase_write(
-    q: Tensor,
-    k: Tensor,
-    a: Tensor,
-    u: Tensor,
-    g: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """q, k, a [B, T, H, K], u [B, T, H, V], g [B, T, H, K or 1] → o [B, T, H, V], final state [N, H, K, V]."""
-    if cu_seqlens is not None:
-        return _each_sequence(q, k, a, u, g, initial_state, cu_seqlens, scale)
+def erase_write(x: Arguments) -> tuple[Tensor, Tensor]:
+    """Return o [B, T, H, V] and the final state [N, H, K, V]."""
+    if x.cu_seqlens is not None:
+        return _each_sequence(x, offsets_of(x.cu_seqlens, x.q.shape[1]))
+    q, k, a, u, g, initial_state, _, scale = x
     dtype = compute_dtype(q.dtype)
     state = q.new_zeros(q.shape[0], *q.shape[2:], u.shape[-1], dtype=dtype) if initial_state is None else initial_state
     out_dtype, g = q.dtype, None if g is None else g.to(dtype)
-    q, k, a, u = (x.to(dtype) for x in (q, k, a, u))
+    q, k, a, u = (y.to(dtype) for y in (q, k, a, u))
     outputs = [u.new_empty(0, *u.shape[:1], *u.shape[2:])]
     for t in range(q.shape[1]):
         o, state = step(q[:, t], k[:, t], a[:, t], u[:, t], None if g is None else g[:, t], state, scale)
@@ -57,23 +58,14 @@ def _read(state: Tensor, x: Tensor) -> Tensor:
     return (x.unsqueeze(-1) * state).sum(-2)
 
 
-def _each_sequence(
-    q: Tensor,
-    k: Tensor,
-    a: Tensor,
-    u: Tensor,
-    g: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def _each_sequence(x: Arguments, offsets: list[int]) -> tuple[Tensor, Tensor]:
     """Packed sequences are, by definition, separate ones."""
     outputs, states = [], []
-    for n, (start, end) in enumerate(pairwise(offsets_of(cu_seqlens, q.shape[1]))):
-        now = slice(start, end)
-        decay = None if g is None else g[:, now]
-        first = None if initial_state is None else initial_state[n : n + 1]
-        o, state = erase_write(q[:, now], k[:, now], a[:, now], u[:, now], decay, first, None, scale)
+    for n, (start, end) in enumerate(pairwise(offsets)):
+        q, k, a, u = (y[:, start:end] for y in x[:4])
+        g = None if x.g is None else x.g[:, start:end]
+        first = None if x.initial_state is None else x.initial_state[n : n + 1]
+        o, state = erase_write(x._replace(q=q, k=k, a=a, u=u, g=g, initial_state=first, cu_seqlens=None))
         outputs.append(o)
         states.append(state)
     return torch.cat(outputs, 1), torch.cat(states)

@@ -17,6 +17,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from .arguments import Arguments
 from .precision import compute_dtype
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -34,17 +35,9 @@ def value_checks(enabled: bool) -> Iterator[None]:
         _value_checks.reset(token)
 
 
-def check_sequence(
-    q: Tensor,
-    k: Tensor,
-    a: Tensor,
-    u: Tensor,
-    g: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> None:
-    """Shapes, dtypes and devices of `erase_write`'s arguments."""
+def check_sequence(x: Arguments) -> None:
+    """Check shapes, dtypes and devices of `erase_write`'s arguments."""
+    q, k, a, u, g, initial_state, cu_seqlens, scale = x
     _check_inputs("[B, T, H, K]", q=q, k=k, a=a, u=u, g=g, scale=scale)
     sequences = q.shape[0]
     if cu_seqlens is not None:
@@ -63,13 +56,29 @@ def check_sequence(
 
 
 def check_step(q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float) -> None:
-    """Shapes, dtypes and devices of `erase_write_step`'s arguments."""
+    """Check shapes, dtypes and devices of `erase_write_step`'s arguments.
+
+    Args:
+        q, k, a: expected as [B, H, K].
+        u: expected as [B, H, V].
+        g: expected as [B, H, K], [B, H, 1] or None.
+        state: expected as [B, H, K, V].
+        scale: expected to be 0 or of a size that the computation can hold.
+    """
     _check_inputs("[B, H, K]", q=q, k=k, a=a, u=u, g=g, scale=scale)
     _check_state("state", state, (*q.shape, u.shape[-1]), q)
 
 
 def check_values(g: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None, tokens: int, name: str) -> None:
-    """The checks that read values. `name` is what the caller calls the state."""
+    """Run the checks that read values, where they are wanted.
+
+    Args:
+        g: log-decays, which must not be positive or NaN.
+        state: a state, which must be finite.
+        cu_seqlens: offsets of packed sequences.
+        tokens: how many tokens these have to fill.
+        name: what the caller calls the state.
+    """
 
     def wanted(x: Tensor | None) -> bool:
         enabled = _value_checks.get()

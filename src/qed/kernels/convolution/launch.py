@@ -1,0 +1,121 @@
+"""Launches the kernels of the short convolution, and registers them as a torch operator.
+
+qed::short_convolution(x, weight, state, place, owner) -> y
+qed::short_convolution_backward(dy, x, weight, state, place, owner) -> (dx, dweight)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.registration import register
+from ..launching import FUSED, on_its_device
+
+MOST_TAPS = 4  # that the kernels have registers for
+BLOCK_TOKENS, BLOCK_CHANNELS = 64, 256  # one warp, whose threads each have 16 bytes of a row
+_INPUTS = "Tensor x, Tensor weight, Tensor? state, Tensor place, Tensor owner"
+
+
+def _contiguous_rows(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _settings(x: Tensor, weight: Tensor, state: Tensor | None) -> tuple[tuple[int, int], dict[str, Any]]:
+    tokens, D = x.shape
+    grid = (-(-tokens // BLOCK_TOKENS), -(-D // BLOCK_CHANNELS))
+    constants = {"D": D, "W": weight.shape[1], "HAS_STATE": state is not None}
+    return grid, constants | FUSED | {"BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS, "num_warps": 1}
+
+
+@on_its_device
+def forward(x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owner: Tensor) -> Tensor:
+    """Return y [tokens, D].
+
+    Args:
+        x: [tokens, D], tokens of all sequences one behind the other.
+        weight: [D, W].
+        state: [N, W − 1, D] the inputs before each sequence's first token; None for zeros.
+        place: [tokens] every token's place in its sequence.
+        owner: [tokens] the sequence it belongs to.
+    """
+    x, (grid, constants) = _contiguous_rows(x), _settings(x, weight, state)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    state = None if state is None else state.contiguous()
+    if x.shape[0]:
+        from . import kernels
+
+        kernels.forward_kernel[grid](
+            x, weight.contiguous(), state, place, owner, y, x.stride(0), x.shape[0], **constants
+        )
+    return y
+
+
+@on_its_device
+def backward(
+    dy: Tensor, x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owner: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and of the weight; the state gets none. The weight's is summed over stretches of tokens
+    by torch, without atomics.
+
+    Args:
+        dy: gradient of y, [tokens, D].
+        x, weight, state, place, owner: as in `forward`.
+    """
+    dy, x, (grid, constants) = _contiguous_rows(dy), _contiguous_rows(x), _settings(x, weight, state)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    d_weight = torch.empty(grid[0], *weight.shape, dtype=torch.float32, device=x.device)
+    state = None if state is None else state.contiguous()
+    if x.shape[0]:
+        from . import kernels
+
+        kernels.backward_kernel[grid](
+            *(dy, x, weight.contiguous(), state, place, owner, dx, d_weight),
+            *(dy.stride(0), x.stride(0), x.shape[0]),
+            **constants,
+        )
+    return dx, d_weight.sum(0).to(weight.dtype)
+
+
+@on_its_device
+def window_gradients(dz: Tensor, x: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and taps in Σ_s taps[W − 1 − s] · x_{t−s}. The prologue takes them from here.
+
+    Args:
+        dz: gradient of the sums, like x.
+        x: [B, T, D], its tokens evenly spaced in memory.
+        taps: [W, D].
+    """
+    B, T, D = x.shape
+    stretches = -(-T // BLOCK_TOKENS)
+    dx = torch.empty_like(dz)
+    d_taps = torch.empty(B * stretches, *taps.shape, dtype=torch.float32, device=x.device)
+    if B * T:
+        from . import kernels
+
+        kernels.window_gradients_kernel[(B * stretches, -(-D // BLOCK_CHANNELS))](
+            *(dz, x, taps, dx, d_taps, x.stride(1), T, stretches),
+            **{"D": D, "W": taps.shape[0], "BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS},
+            **FUSED,
+            num_warps=1,
+        )
+    return dx, d_taps.sum(0)
+
+
+_BACKWARD = register(
+    f"short_convolution_backward(Tensor dy, {_INPUTS}) -> (Tensor, Tensor)",
+    backward,
+    lambda dy, x, weight, *_: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
+)
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    dx, d_weight = _BACKWARD(dy, *ctx.saved_tensors)
+    return dx, d_weight, None, None, None
+
+
+SHORT_CONVOLUTION = register(
+    f"short_convolution({_INPUTS}) -> Tensor", forward, lambda x, *_: x.new_empty(x.shape), differentiate=_differentiate
+)

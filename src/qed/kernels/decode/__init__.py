@@ -1,0 +1,1 @@
+"""One token through a block."""

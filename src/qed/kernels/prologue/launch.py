@@ -1,0 +1,199 @@
+"""Launches the kernels that go from what `in_proj` gives to what the recurrence takes in one pass over memory.
+
+    q, k, v → short convolution, SiLU → L2 norm of q and k → a, u, g as the row of a rule says
+
+In torch (`Mixer.operands_of_convolved`, `rules.py`), compiled or not, q, k and v are written after the convolution and
+read again; here a token's channels stay in registers. Rules with a function of their own are left to that function.
+This file serves inference; `operator.py` has the same with its gradient.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...rules import RULES, Operands, Rule
+from ..launching import FUSED, on_its_device, power_of_two
+
+if TYPE_CHECKING:
+    from ...layers.mixer import Gates, Mixer
+    from ...layers.sequences import Sequences
+
+WIDEST = 256  # channels of a head
+STRETCH, WARPS = 4, 2  # how many tokens and warps a program has, forward and backward
+WIDTHS = {"none": 0, "head": 1, "channel": 2}
+# What these kernels and those for one token know of a rule: the values of its columns that they compute. A column that
+# is not here has to have its default.
+KNOWN_COLUMNS: dict[str, tuple[Any, ...]] = {
+    "decay": ("none", "head", "channel"),
+    "erase": ("head", "channel"),
+    "write": ("none", "head", "channel"),
+    "strength": (False, True),
+    "gate": (False, True),
+    "project": (False, True),
+    "direction": ("none", "head"),
+    "substeps": (1,),
+    "function": (None,),
+}
+
+
+class Inputs(NamedTuple):
+    """What the operator takes, in its order."""
+
+    qkv: Tensor
+    taps: Tensor  # of the convolution, [W, D] float32: channels side by side, as they are in qkv
+    b: Tensor | None
+    w: Tensor | None
+    f: Tensor | None
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+    strength: Tensor | None
+    direction: Tensor | None
+    rule: str
+    heads: int
+    width: int
+
+    @property
+    def value_width(self) -> int:
+        """V."""
+        return self.qkv.shape[2] // self.heads - 2 * self.width
+
+    def summed(self) -> list[int]:
+        """Sizes of A_log, dt_bias and strength, whose gradients are sums over all tokens."""
+        return [0 if y is None else y.numel() for y in (self.A_log, self.dt_bias, self.strength)]
+
+    def laid_out(self) -> Inputs:
+        """As the kernels read them: tokens of [B, T, ·] at one distance from each other."""
+        b, w, f = (None if y is None else _evenly_spaced(y) for y in (self.b, self.w, self.f))
+        return self._replace(qkv=_evenly_spaced(self.qkv), b=b, w=w, f=f)
+
+    def strides(self) -> list[int]:
+        """The distances between tokens in qkv, b, w and f."""
+        return [0 if y is None else y.stride(1) for y in (self.qkv, self.b, self.w, self.f)]
+
+
+def operands(qkv: Tensor, mixer: Mixer, state: Tensor | None, sequences: Sequences, gates: Gates) -> Operands:
+    """Return the operands of the recurrence, [B, T, H, ·].
+
+    Args:
+        qkv: what the convolution takes, [B, T, 2·H·K + H·V].
+        mixer: the layer whose parameters and rule count.
+        state: the convolution's state [N, W − 1, ·]; None for zeros.
+        sequences: where sequences begin and end.
+        gates: the other projections, before any function of them.
+    """
+    places = owners = None
+    if sequences.cu_seqlens is not None:
+        places, owners = sequences.positions(qkv)[0].to(torch.int32), sequences.owners(qkv).to(torch.int32)
+    return launch(*arguments(qkv, mixer, gates), state=state, places=places, owners=owners)
+
+
+def arguments(qkv: Tensor, mixer: Mixer, gates: Gates) -> Inputs:
+    """Return the operator's inputs for a layer.
+
+    Args:
+        qkv: what the convolution takes, [B, T, 2·H·K + H·V].
+        mixer: the layer whose parameters and rule count.
+        gates: the other projections, before any function of them.
+    """
+    weight = mixer.conv.weight.to(qkv.dtype).t()  # rounded as a layer in that precision has it
+    # In one copy, whatever the precision: from float32 `to` alone would give a view.
+    taps = weight.to(torch.float32, memory_format=torch.contiguous_format).contiguous()
+    A_log, dt_bias = (mixer.A_log, mixer.dt_bias) if mixer.row.decay != "none" else (None, None)
+    direction = mixer.random_direction if mixer.row.direction == "head" else None
+    b, w, f, _, strength = gates
+    sizes = mixer.rule, mixer.num_heads, mixer.head_dim
+    return Inputs(qkv, taps, b, w, f, A_log, dt_bias, strength, direction, *sizes)
+
+
+@on_its_device
+def launch(
+    *given: Any, state: Tensor | None = None, places: Tensor | None = None, owners: Tensor | None = None
+) -> Operands:
+    """Launch the forward kernel.
+
+    Args:
+        given: the fields of `Inputs`.
+        state: the convolution's state; None for zeros.
+        places, owners: every token's place in its sequence, and that sequence's number, where sequences are packed.
+    """
+    from .kernels import operands_kernel
+
+    x = Inputs(*given)
+    found, x = operands_like(x), x.laid_out()
+    tokens = x.qkv.shape[:2].numel()
+    if tokens:
+        operands_kernel[(-(-tokens // STRETCH) * x.heads,)](
+            *(x.qkv, x.taps, x.taps if state is None else state.to(x.qkv.dtype).contiguous(), places, owners),
+            *(*x[2:9], *found, *x.strides(), tokens, x.qkv.shape[1]),
+            **{"PACKED": places is not None, "HAS_STATE": state is not None, "BT": STRETCH},
+            **_constants(x),
+            num_warps=WARPS,
+        )
+    return found
+
+
+@on_its_device
+def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of qkv, taps, b, w and f, and those of A_log, dt_bias and strength in one row.
+
+    Args:
+        dq, dk, da, du, dg: gradients of the operands.
+        given: the fields of `Inputs`.
+    """
+    from ..convolution.launch import window_gradients
+    from .kernels import gradients_kernel
+
+    x = Inputs(*given)
+    (dz, _, db, dw, df, _), widths, x = gradients_like(x), x.summed(), x.laid_out()
+    tokens = x.qkv.shape[:2].numel()
+    stretches = -(-tokens // STRETCH)
+    # Of every stretch: what is summed over tokens is summed by torch. No atomics.
+    sums = dz.new_empty(stretches, sum(widths), dtype=torch.float32)
+    if tokens:
+        gradients_kernel[(stretches * x.heads,)](
+            *(y if y is None else y.contiguous() for y in (dq, dk, da, du, dg)),
+            *(*x[:9], dz, db, dw, df, *sums.split(widths, 1), *x.strides(), sum(widths), tokens, x.qkv.shape[1]),
+            **_constants(x),
+            BT=STRETCH,
+            num_warps=WARPS,
+        )
+    return *window_gradients(dz, x.qkv, x.taps), db, dw, df, sums.sum(0)
+
+
+def _constants(x: Inputs) -> dict[str, Any]:
+    H, K, V = x.heads, x.width, x.value_width
+    sizes = {"H": H, "K": K, "V": V, "W": x.taps.shape[0], "BK": power_of_two(K), "BV": power_of_two(V)}
+    return sizes | rule_constants(RULES[x.rule]) | FUSED
+
+
+def rule_constants(row: Rule) -> dict[str, Any]:
+    """The columns of a rule as constants of the kernels that make a and u."""
+    widths = {name.upper(): WIDTHS[getattr(row, name)] for name in ("erase", "write", "decay")}
+    correction = {"CORRECTED": row.strength, "DIRECTED": row.direction == "head"}
+    return widths | correction | {"GATE": row.gate, "PROJECT": row.project}
+
+
+def _evenly_spaced(x: Tensor) -> Tensor:
+    apart = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
+    return x if x.stride(2) == 1 and apart else x.contiguous()
+
+
+def operands_like(x: Inputs) -> Operands:
+    """Uninitialised memory for the operands."""
+
+    def empty(width: int, **options: Any) -> Tensor:
+        return x.qkv.new_empty(*x.qkv.shape[:2], x.heads, width, **options)
+
+    decay, g = RULES[x.rule].decay, None
+    if decay != "none":
+        g = empty(x.width if decay == "channel" else 1, dtype=torch.float32)
+    return Operands(empty(x.width), empty(x.width), empty(x.width), empty(x.value_width), g)
+
+
+def gradients_like(x: Inputs) -> list[Tensor]:
+    """As `backward` returns them. Contiguous; empty where there is no such input: an operator returns tensors."""
+    gates = (x.qkv.new_empty(0) if y is None else y.new_empty(y.shape) for y in (x.b, x.w, x.f))
+    return [x.qkv.new_empty(x.qkv.shape), torch.empty_like(x.taps), *gates, x.taps.new_empty(sum(x.summed()))]

@@ -1,0 +1,1 @@
+"""Norms and SwiGLU's product: one pass over rows of numbers."""

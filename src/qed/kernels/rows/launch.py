@@ -1,0 +1,105 @@
+"""Launches the kernels of rows, and registers SwiGLU's product as a torch operator with a gradient.
+
+    qed::silu_product(both) -> silu(gate) ⊙ up
+    qed::silu_product_backward(dy, both) -> gradient of both
+
+Compiled from torch's functions, the two halves of the gradient would be written side by side by a program that reads
+everything twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops.registration import register
+from ..launching import FUSED, on_its_device, power_of_two
+
+TILE, BLOCK = 4096, 1024  # how many numbers a program has, of whole rows and of a stretch
+ACTIVATIONS = {None: 0, "silu": 1, "sigmoid": 2}
+
+
+@on_its_device
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, gate: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """Return RMSNorm(x), or RMSNorm(x) · activation(gate).
+
+    Args:
+        x: [..., width].
+        weight: [width].
+        eps: what is added to the mean square.
+        gate: like x, or None.
+        activation: "silu" or "sigmoid" of the gate.
+    """
+    width = x.shape[-1]
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    flat, given = _matrix(x), None if gate is None else _matrix(gate)
+    BD = power_of_two(width)
+    BR = max(1, TILE // BD)
+    if y.numel():
+        from . import kernels
+
+        kernels.norm_kernel[(-(-flat.shape[0] // BR),)](
+            *(flat, given, weight, y, flat.stride(0), 0 if given is None else given.stride(0), flat.shape[0]),
+            **{"WIDTH": width, "EPS": eps, "ACTIVATION": ACTIVATIONS[activation], "BR": BR, "BD": BD},
+            **FUSED,
+            num_warps=4,
+        )
+    return y
+
+
+@on_its_device
+def silu_product(both: Tensor) -> Tensor:
+    """Return silu(gate) ⊙ up of [..., gate and up side by side]."""
+    y = torch.empty(*both.shape[:-1], both.shape[-1] // 2, dtype=both.dtype, device=both.device)
+    _launch_product(both, y, None, None)
+    return y
+
+
+@on_its_device
+def silu_product_gradient(dy: Tensor, both: Tensor) -> Tensor:
+    """Return the gradient of `both`, from that of the product."""
+    d_both = torch.empty(both.shape, dtype=both.dtype, device=both.device)
+    _launch_product(both, None, dy.contiguous(), d_both)
+    return d_both
+
+
+def _launch_product(both: Tensor, y: Tensor | None, dy: Tensor | None, d_both: Tensor | None) -> None:
+    flat, width, numbers = _matrix(both), both.shape[-1] // 2, both.numel() // 2
+    if numbers:
+        from . import kernels
+
+        kernels.product_kernel[(-(-numbers // BLOCK),)](
+            *(flat, y, dy, d_both, flat.stride(0), numbers),
+            **{"WIDTH": width, "BACK": dy is not None, "BLOCK": BLOCK},
+            **FUSED,
+            num_warps=4,
+        )
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """[rows, width] of whatever shape, numbers of a row side by side."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+_PRODUCT_BACKWARD = register(
+    "silu_product_backward(Tensor dy, Tensor both) -> Tensor",
+    silu_product_gradient,
+    lambda dy, both: both.new_empty(both.shape),
+)
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> Any:
+    return _PRODUCT_BACKWARD(dy, *ctx.saved_tensors)
+
+
+SILU_PRODUCT = register(
+    "silu_product(Tensor both) -> Tensor",
+    silu_product,
+    lambda both: both.new_empty(*both.shape[:-1], both.shape[-1] // 2),
+    differentiate=_differentiate,
+)

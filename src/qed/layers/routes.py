@@ -1,0 +1,428 @@
+"""When which route is taken: the table of every piece of a layer that has a fast way.
+
+    recurrence   the op, from its operands to its outputs                      (`ops/routes.py`)
+    operands     from what `in_proj` gives to what the recurrence takes
+    convolution  the short convolution, where the operands are not made in one kernel
+    norm         RMSNorm, with or without a gate
+    product      silu(gate) ⊙ up in SwiGLU
+    projection   a matrix product, and the residual stream that it may be added to
+    block        a whole block for one token, when decoding
+
+Routes stand in the order in which "auto" prefers them. The last one of each piece, "reference", is plain torch and
+defines what the others have to compute; `tests/test_routes.py` holds every route to it for every rule.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.convolution.launch import MOST_TAPS, SHORT_CONVOLUTION
+from ..kernels.decode import launch as decode
+from ..kernels.prologue import launch as prologue
+from ..kernels.prologue.operator import differentiable_operands
+from ..kernels.rows import launch as rows
+from ..ops.routes import RECURRENCE
+from ..routes import (
+    AUTO,
+    Call,
+    Impl,
+    Piece,
+    Route,
+    check_name,
+    inference_kernel_obstacle,
+    kernel_obstacle,
+    no_obstacle,
+)
+from ..rules import Operands, Rule
+from . import functions
+from .sequences import DENSE, Sequences
+
+if TYPE_CHECKING:
+    from .mixer import Gates, Mixer
+
+# Norms
+
+
+def _written_out_obstacle(call: Call) -> str | None:
+    if call.named:
+        return None
+    if not (call.compiling and call.gradient):
+        return "it is made for training inside torch.compile"
+    return kernel_obstacle(call)
+
+
+NORM = Piece(
+    "norm",
+    Route(
+        name="triton",
+        run=rows.rms_norm,
+        obstacle=inference_kernel_obstacle,
+        what="one kernel that reads once and writes once",
+    ),
+    Route(
+        name="written-out",
+        run=functions.rms_norm_written_out,
+        obstacle=_written_out_obstacle,
+        what="torch in parts, so that a compiled backward can keep the scales",
+    ),
+    Route(name="reference", run=functions.rms_norm, obstacle=no_obstacle, what="torch's own rms_norm"),
+)
+
+# SwiGLU's product
+
+
+def _product_obstacle(call: Call) -> str | None:
+    if call.compiling and not call.gradient:
+        return "torch.compile fuses this piece with its neighbours itself"
+    return kernel_obstacle(call)
+
+
+def _product_kernel(both: Tensor) -> Tensor:
+    product: Tensor = rows.SILU_PRODUCT(both) if torch.is_grad_enabled() else rows.silu_product(both)
+    return product
+
+
+PRODUCT = Piece(
+    "product",
+    Route(
+        name="triton",
+        run=_product_kernel,
+        obstacle=_product_obstacle,
+        what="one kernel that reads once and writes once, with a gradient",
+    ),
+    Route(name="reference", run=functions.silu_product, obstacle=no_obstacle, what="torch's silu and a product"),
+)
+
+# The short convolution
+
+
+def _convolution_obstacle(call: Call, taps: int) -> str | None:
+    if call.tokens <= 1:
+        return "it is made for more than one token"
+    if not 1 < taps <= MOST_TAPS:
+        return f"it takes 2 to {MOST_TAPS} taps, and there are {taps}"
+    if call.state_gradient:
+        return "its state has no gradient, and one is recorded"
+    return kernel_obstacle(call)
+
+
+def _convolution_kernel(x: Tensor, weight: Tensor, state: Tensor | None, sequences: Sequences) -> Tensor:
+    places = sequences.positions(x)
+    if sequences.cu_seqlens is None:
+        owner = torch.arange(x.shape[0], device=x.device)[:, None].expand(x.shape[:2])
+    else:
+        owner = sequences.owners(x)[None]
+    y: Tensor = SHORT_CONVOLUTION(
+        x.flatten(0, 1),
+        weight,
+        None if state is None else state.detach(),
+        places.flatten().to(torch.int32),
+        owner.flatten().to(torch.int32),
+    )
+    return y.view(*x.shape)
+
+
+CONVOLUTION = Piece(
+    "convolution",
+    Route(
+        name="triton",
+        run=_convolution_kernel,
+        obstacle=_convolution_obstacle,
+        what="one kernel that reads every input once, with a gradient",
+    ),
+    Route(name="reference", run=functions.short_convolution, obstacle=no_obstacle, what="a sum over taps in torch"),
+)
+
+# From what `in_proj` gives to what the recurrence takes
+
+
+def rule_obstacle(rule: Rule) -> str | None:
+    """Why kernels that make the operands cannot make those of a rule: they know a list of columns and values, and the
+    rule's row has another. A new column is refused until it is put on that list."""
+    if type(rule) is not Rule:
+        return f"the rule is a {type(rule).__name__}, which may compute anything"
+    for name, value in rule.columns().items():
+        if value not in prologue.KNOWN_COLUMNS.get(name, (rule.default(name),)):
+            shown = getattr(value, "__name__", repr(value))
+            return f"the kernels do not know the rule's {name} = {shown}"
+    if rule.write == "none" and rule.erase != "head":
+        return "the kernels do not know a rule whose one gate is not one number per head"
+    return None
+
+
+def _operands_obstacle(call: Call, mixer: Mixer) -> str | None:
+    why_not = rule_obstacle(mixer.row)
+    if why_not is not None:
+        return why_not
+    widest = max(mixer.head_dim, mixer.value_head_dim)
+    if widest > prologue.WIDEST:
+        return f"it takes heads up to {prologue.WIDEST} wide, and these are {widest}"
+    if call.gradient or call.compiling:  # as a torch operator with a gradient
+        taps = mixer.conv.weight.shape[1]
+        if call.state or call.packed or call.tokens <= 1:
+            return "with a gradient it takes more than one token of sequences that are not packed and start from zeros"
+        if not 1 < taps <= MOST_TAPS:
+            return f"with a gradient it takes 2 to {MOST_TAPS} taps, and there are {taps}"
+    return kernel_obstacle(call)
+
+
+def _operands_kernel(
+    mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
+) -> Operands:
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return differentiable_operands(qkv, mixer, gates)
+    return prologue.operands(qkv, mixer, state, sequences, gates)
+
+
+def _compiled_obstacle(call: Call, mixer: Mixer) -> str | None:
+    if call.gradient:
+        return "it has no gradient, and gradients are recorded"
+    if call.compiling:
+        return "torch.compile is at work already"
+    return kernel_obstacle(call._replace(named=False))
+
+
+def _operands_in_torch(
+    mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
+) -> Operands:
+    return mixer.operands_of_convolved(mixer.conv(qkv, state, sequences, impl=impl), gates)
+
+
+def _operands_compiled(
+    mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
+) -> Operands:
+    operands: Operands = _compiled_rule(mixer.rule)(mixer, mixer.conv(qkv, state, sequences, impl=impl), gates)
+    return operands
+
+
+@cache
+def _compiled_rule(rule: str) -> Any:
+    """Each rule has a compiled function of its own: torch keeps eight programs for one function, and a rule needs a
+    few, by shapes."""
+
+    def operands(mixer: Mixer, convolved: Tensor, gates: Gates) -> Operands:
+        return mixer.operands_of_convolved(convolved, gates)
+
+    own = FunctionType(operands.__code__.replace(), operands.__globals__, operands.__name__, None, operands.__closure__)
+    return torch.compile(own)
+
+
+OPERANDS = Piece(
+    "operands",
+    Route(
+        name="triton",
+        run=_operands_kernel,
+        obstacle=_operands_obstacle,
+        what="convolution, gates and erase vector in one kernel, with a gradient",
+    ),
+    Route(
+        name="compiled",
+        run=_operands_compiled,
+        obstacle=_compiled_obstacle,
+        what="the convolution, then the rule's own function compiled by torch",
+    ),
+    Route(
+        name="reference", run=_operands_in_torch, obstacle=no_obstacle, what="the convolution, then the rule in torch"
+    ),
+)
+
+# Matrix products
+
+
+def plain_linear_obstacle(linear: Any) -> str | None:
+    """Why a matrix product must be left to its module: it is quantised, adapted, or somebody listens to its calls."""
+    if type(linear) is not nn.Linear:
+        return f"it takes an nn.Linear, and this is a {type(linear).__name__}"
+    if type(linear.weight.data) is not Tensor:
+        return f"it takes plain weights, and these are {type(linear.weight.data).__name__}"
+    own = linear.__dict__
+    if "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        return "the module has hooks or a forward of its own, which have to be called"
+    return None
+
+
+def _vector_obstacle(call: Call, linear: nn.Module, residual: Tensor | None) -> str | None:
+    if call.batch * call.tokens != 1 or call.gradient:
+        return "it is made for one token without a gradient"
+    if not call.named and not (call.compiling and call.device.type == "cuda"):
+        return "it is made for torch.compile on a GPU"
+    return plain_linear_obstacle(linear)
+
+
+def _in_place_obstacle(call: Call, linear: Any, residual: Tensor | None) -> str | None:
+    if residual is None and not call.named:
+        return "there is no residual stream to write over"
+    if call.gradient:
+        return "it has no gradient, and gradients are recorded"
+    if call.compiling:
+        return "torch.compile decides by itself what to write over"
+    if call.device.type != "cuda" and not call.named:
+        return f"it pays on a GPU alone, and the inputs are on {call.device}"
+    why_not = plain_linear_obstacle(linear)
+    if why_not is not None:
+        return why_not
+    if residual is None:
+        return None
+    if linear.bias is not None:
+        return "it takes a matrix without a bias"
+    if not residual.is_contiguous() or not residual.dtype == call.dtype == linear.weight.dtype:
+        return "it takes a contiguous residual stream and a matrix of the inputs' dtype"
+    return None
+
+
+PROJECTION = Piece(
+    "projection",
+    Route(
+        name="vector",
+        run=functions.projection_of_a_vector,
+        obstacle=_vector_obstacle,
+        what="a sum over the matrix's rows, which torch.compile fuses with its neighbours",
+    ),
+    Route(
+        name="in-place",
+        run=functions.projection_in_place,
+        obstacle=_in_place_obstacle,
+        what="a matrix product that is added to the residual stream in place",
+    ),
+    Route(name="reference", run=functions.projection, obstacle=no_obstacle, what="the module itself"),
+)
+
+
+def project(linear: nn.Module, x: Tensor, residual: Tensor | None = None, impl: Impl = AUTO) -> Tensor:
+    """W x, or residual + W x, which may be written over `residual`.
+
+    Args:
+        linear: an `nn.Linear`, or what has taken its place.
+        x: [..., in].
+        residual: the residual stream [..., out], or None.
+        impl: the route, or a route by piece.
+    """
+    y: Tensor = PROJECTION.pick(impl, Call.of(x, x.shape[:-1].numel()), linear, residual).run(linear, x, residual)
+    return y
+
+
+# A whole block for one token
+
+
+def _block_obstacle(call: Call, block: Any) -> str | None:
+    why_not = _block_parts_obstacle(block) or rule_obstacle(block.mixer.row)
+    if why_not is not None:
+        return why_not
+    mixer = block.mixer
+    if call.batch > decode.MOST:
+        return f"it takes up to {decode.MOST} sequences, and there are {call.batch}"
+    if mixer.head_dim * mixer.value_head_dim > decode.LARGEST:
+        return f"a head's state has more than the {decode.LARGEST} numbers that a program has registers for"
+    ranks = [x.in_features for x in (mixer.f_proj, mixer.g_proj) if x is not None]
+    if max(mixer.head_dim, mixer.value_head_dim, *ranks) > prologue.WIDEST:
+        return f"it takes heads and bottlenecks up to {prologue.WIDEST} wide"
+    return kernel_obstacle(call)
+
+
+def _block_parts_obstacle(block: Any) -> str | None:
+    """The kernels take a block apart, so every part has to be the package's own, and run as its class says."""
+    from .block import QEDBlock
+    from .convolution import ShortConvolution
+    from .mixer import Mixer
+    from .mlp import SwiGLU
+    from .norm import GatedRMSNorm, RMSNorm
+
+    mixer, mlp = getattr(block, "mixer", None), getattr(block, "mlp", None)
+    if type(block) is not QEDBlock or type(mixer) is not Mixer or type(mlp) is not SwiGLU:
+        return "it takes a block of a Mixer and a SwiGLU"
+    norms = (block.mixer_norm, block.mlp_norm)
+    kinds = all(type(x) is RMSNorm for x in norms) and type(mixer.o_norm) in (RMSNorm, GatedRMSNorm)
+    if not kinds or type(mixer.conv) is not ShortConvolution:
+        return "a part of the block has been replaced"
+    for part in (block, mixer, mlp, *norms, mixer.o_norm, mixer.conv):
+        own = part.__dict__
+        if "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+            return "a part of the block has hooks or a forward of its own, which have to be called"
+    unbiased = (mixer.in_proj, mixer.f_proj, mixer.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    for matrix in (x for x in (*unbiased, mixer.g_proj) if x is not None):
+        why_not = plain_linear_obstacle(matrix)
+        if why_not is None and (matrix.bias is not None) != (matrix is mixer.g_proj):
+            why_not = "a matrix of the block has a bias that the kernels do not know, or lacks one"
+        if why_not is not None:
+            return why_not
+    return None
+
+
+def block_in_torch(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor:
+    """One block for one token through its own `forward`; both states are written over.
+
+    Args:
+        block: a block whose mixer is recurrent.
+        x: [B, hidden].
+        conv, recurrent: the mixer's states.
+    """
+    from .mixer import MixerState
+
+    y, state = block.forward(x[:, None], MixerState(conv, recurrent), DENSE, inplace=True)
+    conv.copy_(state.conv)
+    return y[:, 0]
+
+
+@cache
+def _compiled_block() -> Any:
+    """All layers share one program."""
+    return torch.compile(block_in_torch, fullgraph=True)
+
+
+def _block_compiled(*arguments: Any) -> Tensor:
+    y: Tensor = _compiled_block()(*arguments)
+    return y
+
+
+def _compiled_block_obstacle(call: Call, block: Any) -> str | None:
+    if call.device.type != "cuda":
+        return f"it pays on a GPU alone, and the inputs are on {call.device}"
+    return None
+
+
+BLOCK = Piece(
+    "block",
+    Route(
+        name="triton",
+        run=decode.block_step,
+        obstacle=_block_obstacle,
+        what="five kernels for one sequence; for more, library products with kernels between them",
+    ),
+    Route(
+        name="compiled",
+        run=_block_compiled,
+        obstacle=_compiled_block_obstacle,
+        what="the block compiled by torch",
+    ),
+    Route(name="reference", run=block_in_torch, obstacle=no_obstacle, what="the block's own forward"),
+)
+
+normed_projection = decode.normed_projection  # the final norm and the logits of one token
+PIECES = {piece.name: piece for piece in (RECURRENCE, OPERANDS, CONVOLUTION, NORM, PRODUCT, PROJECTION, BLOCK)}
+
+
+def set_impl(module: nn.Module, impl: str = AUTO, **pieces: str) -> None:
+    """Choose the routes of every layer of this package in a module.
+
+    Args:
+        module: a layer, a model, or any module that contains some.
+        impl: "auto" for the fastest route that can run, "reference" for plain torch everywhere, or a route of the
+            recurrence: every piece that has a route of that name takes it or raises, and the others run in plain torch.
+        pieces: a route for single pieces, such as norm="reference"; it runs or raises.
+    """
+    check_name(impl, RECURRENCE.names)
+    for name, route in pieces.items():
+        if name not in PIECES:
+            raise ValueError(f"set_impl: expected pieces of {', '.join(PIECES)}, got {name!r}")
+        check_name(route, PIECES[name].names, name)
+    chosen: Impl = impl
+    if pieces:
+        chosen = tuple(({name: piece.wanted(impl) for name, piece in PIECES.items()} | pieces).items())
+    for part in module.modules():
+        if isinstance(getattr(type(part), "impl", None), str) and type(part).__module__.startswith("qed."):
+            part.impl = chosen  # type: ignore[assignment]

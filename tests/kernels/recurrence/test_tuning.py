@@ -1,0 +1,81 @@
+"""Settings: they compile and fit, and known-bad pairs of architecture and Triton are refused by name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qed.kernels.recurrence import settings
+from qed.kernels.recurrence.settings import CHUNK, config
+from qed.routes import known_bad
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.9.0", "3.10.0+git1"])
+def test_supported_pairs(version: str) -> None:
+    assert known_bad((9, 0), version) is None
+
+
+def test_known_bad_pairs_are_named() -> None:
+    assert "sm_90 with Triton 3.5.1" in str(known_bad((9, 0), "3.5.1"))
+    assert "sm_75 with Triton 3.6.0" in str(known_bad((7, 5), "3.6.0"))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("width", [1, 16, 60, 64, 128, 200, 256])
+def test_tiles_fit_products_and_cover_the_state(width: int, size: int) -> None:
+    """Matrix units take no fewer than 16 columns; a state's rows are all in one program."""
+    for kernel in ("chunk_terms", "chunk_states", "state_gradients", "pair_gradients", "chunk_gradients"):
+        setting = config(kernel, size, width, width, lanes=192)
+        assert all(tile == 0 or (tile >= 16 and tile & (tile - 1) == 0) for tile in (setting.BK, setting.BV))
+        if kernel in ("chunk_states", "state_gradients"):
+            assert width <= setting.BK
+    assert CHUNK % 16 == 0
+
+
+@pytest.mark.parametrize("width", [128, 256])
+def test_kernels_compile_for_hopper_without_a_gpu(width: int) -> None:
+    """And fit its shared memory. In a process of its own: here Triton may be the interpreter."""
+    script = Path(__file__).parents[3] / "benchmarks" / "registers.py"
+    without = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    unasked = "error:TRITON_DEFAULT_FP_FUSION"  # what Triton says of a kernel that does not ask for fused multiply-add
+    command = [sys.executable, "-W", unasked, str(script), "--arch", "90", "--width", str(width)]
+    done = subprocess.run(command, env=without, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for kernel in ("chunk_terms, cut", "chunk_states", "state_gradients", "pair_gradients", "chunk_gradients, cut"):
+        assert kernel in done.stdout
+    for kernel in ("forward_kernel", "backward_kernel", "operands_kernel", "norm_kernel", "product_kernel"):
+        assert kernel in done.stdout
+
+
+def block_of_keys() -> int:
+    return settings.config("chunk_terms", 2, 128, 128).BK
+
+
+def test_found_settings_are_used(tmp_path: Path) -> None:
+    usual, file = block_of_keys(), tmp_path / "settings.json"
+    file.write_text('{"settings": {"chunk_terms": {"BK": 16}}}')
+    try:
+        settings.use_settings(file)
+        assert block_of_keys() == 16 != usual
+    finally:
+        settings.use_settings(None)
+    assert block_of_keys() == usual
+
+
+def test_settings_for_another_gpu_are_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "TUNED", tmp_path)
+    (tmp_path / "sm_100.json").write_text('{"settings": {"chunk_terms": {"num_warps": 8}}}')
+    settings.config.cache_clear()
+    assert settings.config("chunk_terms", 2, 128, 128, architecture=100).num_warps == 8
+    assert settings.config("chunk_terms", 2, 128, 128, architecture=90).num_warps == 4
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"settings": {"chunk_terms": {"BK": "16"}}}', '{"settings": [1]}'])
+def test_a_bad_settings_file_is_named(text: str, tmp_path: Path) -> None:
+    usual, file = block_of_keys(), tmp_path / "settings.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"expected a file of `qed bench --tune`, got {file}"):
+        settings.use_settings(file)
+    assert block_of_keys() == usual

@@ -1,0 +1,143 @@
+"""Tokens through a block one by one, in few kernels, are tokens through its layers: for every rule that a row says."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from qed import QEDConfig, QEDForCausalLM
+from qed.kernels.decode import launch
+from qed.layers import MixerState, QEDBlock
+from qed.layers.routes import BLOCK
+from qed.layers.sequences import DENSE
+from qed.model.causal_lm import make_block
+from qed.model.decoding import Decoder
+from qed.model.initialization import initialize
+from qed.routes import Call
+from qed.rules import RULES
+from qed.testing import relative_error
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SAID = [name for name, row in RULES.items() if row.function is None]
+ROUNDING = {torch.float32: 1e-5, torch.float16: 2**-8, torch.bfloat16: 2**-5}  # eight times what one number's is
+
+
+def block(**changes: Any) -> QEDBlock:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_heads": 2, "head_dim": 16, "intermediate_size": 40, "initializer_range": 0.5}
+    config = QEDConfig.tiny(**(sizes | {"theta_init": 1.0, "num_hidden_layers": 1} | changes))
+    made = make_block(config, 0)
+    for module in made.modules():
+        initialize(module, config)
+    with torch.no_grad():
+        for name, x in made.named_parameters():
+            if name.endswith(("norm.weight", "bias")):
+                x.add_(0.1 * torch.randn_like(x))
+    return made.to(DEVICE).eval()
+
+
+@torch.no_grad()
+def errors(made: QEDBlock, batch: int, dtype: torch.dtype, tokens: int = 3) -> dict[str, float]:
+    """Relative, after some tokens, against the layers in float64 from the same rounded weights and inputs."""
+    torch.manual_seed(1)
+    made = made.to(dtype)
+    wide = copy.deepcopy(made).double()
+    mixer = made.mixer
+    xs = torch.randn(tokens, batch, 24, dtype=dtype, device=DEVICE)
+    conv = torch.randn(batch, mixer.conv.weight.shape[1] - 1, mixer.conv.weight.shape[0], dtype=dtype, device=DEVICE)
+    recurrent = torch.randn(batch, mixer.num_heads, mixer.head_dim, mixer.value_head_dim, device=DEVICE)
+    state = MixerState(conv.double(), recurrent.double())
+    given = conv.clone()
+    for x in xs:
+        truth, state = wide(x[:, None].double(), state, DENSE)
+        found = launch.block_step(made, x.clone(), conv, recurrent)
+    if dtype == torch.float32 and tokens < conv.shape[1]:
+        assert torch.equal(conv[:, : conv.shape[1] - tokens], given[:, tokens:])  # the window has moved, not changed
+    return {
+        "x": relative_error(found, truth[:, 0]),
+        "conv": relative_error(conv, state.conv) if conv.numel() else 0.0,
+        "recurrent": relative_error(recurrent, state.recurrent),
+    }
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("rule", SAID)
+def test_every_rule(rule: str, batch: int, dtype: torch.dtype) -> None:
+    found = errors(block(rule=rule), batch, dtype)
+    assert all(x < ROUNDING[dtype] for x in found.values()), found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head_dim": 12, "expand_v": 2.0},
+        {"conv_size": 1},
+        {"conv_size": 2, "num_heads": 3},
+        {"conv_size": 6},
+        {"output_gate": None},
+        {"output_gate": "sigmoid", "output_gate_rank": 0},
+        {"output_gate_rank": 5, "decay_rank": 3},
+        {"read_scale": 0.25, "lambda_max": 0.7},
+    ],
+    ids=str,
+)
+def test_every_form_of_the_layer(changes: dict[str, Any]) -> None:
+    found = errors(block(**changes), 1, torch.float32)
+    assert all(x < ROUNDING[torch.float32] for x in found.values()), found
+
+
+@pytest.mark.parametrize("numbers", [16, 32])
+def test_matrices_wider_than_a_program_holds(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "NUMBERS", numbers)  # the block is 24 wide, its SwiGLU 40
+    assert all(x < ROUNDING[torch.float32] for x in errors(block(), 1, torch.float32).values())
+
+
+def test_strength_may_be_scaled() -> None:
+    made = block()
+    plain, made.mixer.strength_scale = errors(made, 1, torch.float32), 0.0
+    assert all(x < ROUNDING[torch.float32] for x in (plain | errors(made, 1, torch.float32)).values())
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_decoder_takes_it_for_all_layers(batch: int) -> None:
+    torch.manual_seed(0)
+    model = QEDForCausalLM(QEDConfig.tiny(initializer_range=0.2)).eval().to(DEVICE)
+    ids = torch.randint(0, 256, (batch, 12), device=DEVICE)
+    with torch.no_grad():
+        truth = model(ids).logits
+        model.set_impl("auto", block="triton")
+        decoder = Decoder(model, batch)
+        assert {route.name for route in decoder.routes} == {"triton"}
+        decoder.start(model(ids[:, :5], use_cache=True).past_key_values)
+        for t in range(5, 12):
+            assert relative_error(decoder.step(ids[:, t : t + 1]), truth[:, t]) < (1e-5 if DEVICE == "cpu" else 1e-3), t
+
+
+def why_not(made: QEDBlock, batch: int) -> str | None:
+    return BLOCK.routes[0].obstacle(Call(torch.device(DEVICE), torch.float32, batch=batch, named=True), made)
+
+
+REPLACED: dict[str, tuple[Any, str]] = {
+    "a quantised or adapted matrix": (
+        lambda made: setattr(made.mixer, "o_proj", torch.nn.Identity()),
+        "an nn.Linear, and this is a Identity",
+    ),
+    "a bias": (lambda made: setattr(made.mixer, "o_proj", torch.nn.Linear(32, 24)), "has a bias"),
+    "a norm": (lambda made: setattr(made, "mlp_norm", torch.nn.RMSNorm(24)), "has been replaced"),
+    "a hook": (lambda made: made.mixer.conv.register_forward_hook(lambda *_: None), "has hooks"),
+    "a hook of a matrix": (lambda made: made.mixer.in_proj.register_forward_hook(lambda *_: None), "has hooks"),
+    "a forward": (lambda made: setattr(made.mlp, "forward", made.mlp.forward), "a forward of its own"),
+}
+
+
+@pytest.mark.parametrize("part", REPLACED)
+def test_what_was_replaced_is_left_alone(part: str) -> None:
+    made = block()
+    assert why_not(made, launch.MOST) is None
+    assert f"up to {launch.MOST} sequences" in str(why_not(made, launch.MOST + 1))
+    change, reason = REPLACED[part]
+    change(made)
+    assert reason in str(why_not(made, 1))
