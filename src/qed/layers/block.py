@@ -8,21 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ..kernels.rows.launch import SILU_PRODUCT
-from ..ops.operators import SAVING_OPERATORS
 from ..routes import AUTO, Impl
 from .attention import Attention
 from .mixer import Mixer
 from .mlp import SwiGLU
 from .norm import RMSNorm
+from .routes import EXPENSIVE_OPERATORS
 from .sequences import DENSE, Sequences
 
-# What a block that recomputes keeps for its backward: products of matrices and of the recurrence, the scales of norms
-# (one number a row), and SwiGLU's product, which of all that could be recomputed saves the most time for its memory.
+# What a block that recomputes keeps for its backward: products of matrices, the scales of norms (one number a row), and
+# what the routes' own operators save time by keeping.
 _KEPT_OPERATORS: set[Any] = {
-    *(torch.ops.aten.mm.default, torch.ops.aten.addmm.default, *SAVING_OPERATORS),
-    torch.ops.aten.rsqrt.default,
-    SILU_PRODUCT,
+    *(torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.rsqrt.default),
+    *EXPENSIVE_OPERATORS,
 }
 
 

@@ -26,6 +26,7 @@ from ..kernels.decode import launch as decode
 from ..kernels.prologue import launch as prologue
 from ..kernels.prologue.operator import differentiable_operands
 from ..kernels.rows import launch as rows
+from ..ops.operators import SAVING_OPERATORS
 from ..ops.routes import RECURRENCE
 from ..routes import (
     AUTO,
@@ -403,6 +404,9 @@ BLOCK = Piece(
 )
 
 normed_projection = decode.normed_projection  # the final norm and the logits of one token
+# Operators whose results a block that recomputes should keep: the recurrence, and SwiGLU's product, which of all that
+# could be recomputed saves the most time for its memory.
+EXPENSIVE_OPERATORS = (*SAVING_OPERATORS, rows.SILU_PRODUCT)
 PIECES = {piece.name: piece for piece in (RECURRENCE, OPERANDS, CONVOLUTION, NORM, PRODUCT, PROJECTION, BLOCK)}
 
 
