@@ -22,15 +22,8 @@ ORDER = [
     "eval",
     "analysis",
     "bench",
-    "bench_model",
-    "bench_train",
-    "bench_eval",
-    "tune",
     "doctor",
     "reproduce",
-    "cli_parts",
-    "cli_eval",
-    "cli_bench",
     "cli",
 ]
 

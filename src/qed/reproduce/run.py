@@ -35,7 +35,7 @@ from ..analysis.report import write
 from ..analysis.results import Run, runs
 from ..analysis.strength import SCALES
 from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of, needle_lengths
-from ..bench_train import ours
+from ..bench.train import ours
 from ..data import sources, tokenization
 from ..data.prepare import prepare
 from ..eval import niah

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from .base import weights_dtype
-from .generation import Sampling, stream
-from .loading import load
+from ..model.base import weights_dtype
+from ..model.generation import Sampling, stream
+from ..model.loading import load
 
 
 def write(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .cli_parts import (
+from .options import (
     LARGEST_SEED,
     LARGEST_SIZE,
     choice,
@@ -53,7 +53,7 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Generate text, shown as it comes."""
-    from .model.terminal import write
+    from .generate import write
 
     write(
         checkpoint,
@@ -101,8 +101,8 @@ def eval_(
     device: Device = "auto",
 ) -> None:
     """Evaluate a checkpoint: retrieval, recall, loss by position."""
-    from .eval.prompts import NEEDLES, Options, check_needles, frozen
-    from .eval.run import READ_FILES, TASKS, evaluate, matching_tokenizer
+    from ..eval.prompts import NEEDLES, Options, check_needles, frozen
+    from ..eval.run import READ_FILES, TASKS, evaluate, matching_tokenizer
 
     console = console_for()
     choice("--harness", harness, ("lm-eval", ""))
@@ -134,7 +134,7 @@ def eval_(
     if checkpoint is None:
         raise ValueError("CHECKPOINT: expected a folder that save_pretrained wrote, got none")
     if harness:
-        from .eval.harness import run
+        from ..eval.harness import run
 
         run(checkpoint, tasks, options, out=out, device=device_for(device), console=console)
         return
@@ -158,9 +158,9 @@ def strength(
     device: Device = "auto",
 ) -> None:
     """Scale a trained model's λ and compare with s = 1, example by example."""
-    from .analysis.strength import sweep
-    from .eval.prompts import Options
-    from .eval.run import READ_FILES, TASKS
+    from ..analysis.strength import sweep
+    from ..eval.prompts import Options
+    from ..eval.run import READ_FILES, TASKS
 
     tasks = names("--task", task or ["niah_single_1"], TASKS)
     chosen = factors("--scales", scales)
@@ -197,7 +197,7 @@ def eigenvalues(
     device: Device = "auto",
 ) -> None:
     """Look at e = 1 − aᵀk, and what else the transitions do, over real text."""
-    from .analysis.report import write_eigenvalues
+    from ..analysis.report import write_eigenvalues
 
     writable("--out", out, folder=False)
     write_eigenvalues(checkpoint, data, samples=tokens, out=out, device=device_for(device), console=console_for())
@@ -211,7 +211,7 @@ def report(
     ] = None,
 ) -> None:
     """Write the paper's tables and figures, and what can be concluded, from result files."""
-    from .analysis.report import write
+    from ..analysis.report import write
 
     console = console_for()
     place = writable("--out", out, folder=True)

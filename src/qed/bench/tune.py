@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from .bench import STRONG, Candidate, GateError, Shape, candidates, milliseconds, passes_gate
-from .testing import environment
+from ..testing import environment
+from .ops import STRONG, Candidate, GateError, Shape, candidates, milliseconds, passes_gate
 
 STATES = [
     {"BV": BV, "num_warps": warps, "num_stages": stages}
@@ -63,7 +63,7 @@ def time_in_a_process(
     shape: Shape, device: str, settings: dict[str, dict[str, int]], strong_decay: bool
 ) -> float | str:
     """Milliseconds, or why there are none."""
-    code = f"from qed.tune import _child, Shape; _child(Shape(**{asdict(shape)}), {device!r}, {strong_decay})"
+    code = f"from qed.bench.tune import _child, Shape; _child(Shape(**{asdict(shape)}), {device!r}, {strong_decay})"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "settings.json"
         file.write_text(json.dumps({"settings": settings}))

@@ -16,14 +16,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from .bench import Report
-from .bench_model import theirs
-from .eval import niah
-from .eval.prompts import NEEDLE_SAMPLES, Options, check_needles, frozen, needle_prompts
-from .eval.run import evaluate, matching_tokenizer
-from .model.causal_lm import QEDForCausalLM
-from .model.config import QEDConfig
-from .testing import environment
+from ..eval import niah
+from ..eval.prompts import NEEDLE_SAMPLES, Options, check_needles, frozen, needle_prompts
+from ..eval.run import evaluate, matching_tokenizer
+from ..model.causal_lm import QEDForCausalLM
+from ..model.config import QEDConfig
+from ..testing import environment
+from .model import theirs
+from .ops import Report
 
 TASK = "niah_single_1"
 THEIR_PROMPTS, THEIR_TOKENS = 2, 16  # of each length; the rest of 128 tokens is extrapolated

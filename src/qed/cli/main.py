@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from . import __version__, cli_eval
-from .cli_bench import bench
-from .cli_parts import (
+from .. import __version__
+from . import evaluation
+from .bench import bench
+from .options import (
     LARGEST_SEED,
     LARGEST_SIZE,
     LARGEST_WIDTH,
@@ -66,7 +67,7 @@ def doctor(
     """Check this installation: versions, and every form of the op, forward and backward, against the loop."""
     import torch
 
-    from .doctor import examine
+    from ..doctor import examine
 
     console = console_for()
     choice("--dtype", dtype, ("bfloat16", "float16", "float32"))
@@ -98,8 +99,8 @@ def prepare(
     ] = 0.0,
 ) -> None:
     """Turn documents into token shards for training."""
-    from .data.prepare import prepare as run
-    from .eval.practice import Practice
+    from ..data.prepare import prepare as run
+    from ..eval.practice import Practice
 
     run(
         source,
@@ -126,14 +127,14 @@ def train(
     dry_run: Annotated[bool, typer.Option(help="Say what would be trained, and stop.")] = False,
 ) -> None:
     """Train a model."""
-    from .recipes import build
-    from .train.loop import Diverged
-    from .train.loop import train as run
+    from ..recipes import build
+    from ..train.loop import Diverged
+    from ..train.loop import train as run
 
     console = console_for()
     config = build(recipe, assignments(set_))
     if dry_run:
-        from .train.plan import plan
+        from ..train.plan import plan
 
         plan(config, console)
         return
@@ -149,16 +150,16 @@ def replay(
     device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Run the batch that broke a training run once more, layer by layer."""
-    from .train.replay import replay as run
+    from ..train.replay import replay as run
 
     run(folder, device=device_for(device), console=console_for())
 
 
-app.command()(cli_eval.generate)
-app.command("eval")(cli_eval.eval_)
-app.command()(cli_eval.strength)
-app.command()(cli_eval.eigenvalues)
-app.command()(cli_eval.report)
+app.command()(evaluation.generate)
+app.command("eval")(evaluation.eval_)
+app.command()(evaluation.strength)
+app.command()(evaluation.eigenvalues)
+app.command()(evaluation.report)
 
 
 @app.command()
@@ -169,7 +170,7 @@ def convert(
     to: Annotated[str, typer.Option(help="'qed' from flash-linear-attention's names, 'fla' back to them.")] = "qed",
 ) -> None:
     """Convert layers' weights between flash-linear-attention's form and ours; nothing is rounded."""
-    from .model.conversion import KINDS, convert_file
+    from ..model.conversion import KINDS, convert_file
 
     choice("--kind", kind, KINDS)
     choice("--to", to, ("qed", "fla"))
@@ -218,11 +219,11 @@ def reproduce(
     """Run the main job: train the paper's arms, measure them, write the report."""
     import dataclasses
 
-    from .eval.recall import DATASETS
-    from .provenance import plan_sha256
-    from .recipes.paper import ARMS
-    from .reproduce import collecting, run
-    from .reproduce.plan import PLANS, Files, rehearsed
+    from ..eval.recall import DATASETS
+    from ..provenance import plan_sha256
+    from ..recipes.paper import ARMS
+    from ..reproduce import collecting, run
+    from ..reproduce.plan import PLANS, Files, rehearsed
 
     console = console_for()
     choice("--scale", scale, PLANS)
@@ -268,7 +269,3 @@ def reproduce(
         console=console,
     )
     raise typer.Exit(result)
-
-
-if __name__ == "__main__":
-    app()

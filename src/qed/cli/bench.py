@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .cli_parts import (
+from .options import (
     LARGEST_SIZE,
     LARGEST_WIDTH,
     choice,
@@ -37,8 +37,8 @@ def bench_main(
     if not tune:
         typer.echo(context.get_help())
         raise typer.Exit
-    from .bench import GateError, Shape
-    from .tune import tune as search
+    from ..bench.ops import GateError, Shape
+    from ..bench.tune import tune as search
 
     writable("--out", out, folder=False)
     with reported(GateError):
@@ -70,8 +70,8 @@ def ops(
     rounds: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Calls of each candidate that count.")] = 20,
 ) -> None:
     """Time the op, forward and backward, and on a GPU also prefill, decoding and the first call."""
-    from .bench import GateError, Shape
-    from .bench import ops as measure
+    from ..bench.ops import GateError, Shape
+    from ..bench.ops import ops as measure
 
     fla = _peer(against, "fla.ops.gdn2")
     shape = Shape(batch=batch, tokens=tokens, heads=heads, width=width)
@@ -96,9 +96,9 @@ def model(
     rounds: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Prefills of each candidate that count.")] = 5,
 ) -> None:
     """Time prefill and generation of the whole model."""
-    from .bench import GateError
-    from .bench_model import measure
-    from .model.config import SIZES, QEDConfig
+    from ..bench.model import measure
+    from ..bench.ops import GateError
+    from ..model.config import SIZES, QEDConfig
 
     fla = _peer(against, "fla.layers.gdn2")
     choice("--size", size, SIZES)
@@ -125,9 +125,9 @@ def bench_train(
     compiled: Annotated[bool, typer.Option("--compile/--no-compile")] = True,
 ) -> None:
     """Time one training step: QED, GDN-2, a Transformer, and fla's GDN-2 if asked; on a GPU also how idle it is."""
-    from .bench import GateError
-    from .bench_train import measure
-    from .model.config import SIZES
+    from ..bench.ops import GateError
+    from ..bench.train import measure
+    from ..model.config import SIZES
 
     fla = _peer(against, "fla.layers.gdn2")
     choice("--size", size, SIZES)
@@ -158,9 +158,9 @@ def bench_eval(
     device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Time S-NIAH-1 on a model with random weights."""
-    from .bench_eval import measure
-    from .eval.prompts import Options
-    from .model.config import SIZES
+    from ..bench.eval import measure
+    from ..eval.prompts import Options
+    from ..model.config import SIZES
 
     fla = _peer(against, "fla.layers.gdn2")
     choice("--size", size, SIZES)

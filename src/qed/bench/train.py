@@ -23,19 +23,19 @@ from rich.table import Table
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from .bench import GateError, Report, take_turns
-from .bench_model import decay_faster, theirs
-from .data.prepare import prepare
-from .model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
-from .model.config import QEDConfig
-from .ops import value_checks
-from .recipes import build
-from .testing import environment
-from .train import optimizer
-from .train.captured import Captured
-from .train.loop import train
-from .train.metrics import utilisation
-from .train.parallel import SummedLoss
+from ..data.prepare import prepare
+from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
+from ..model.config import QEDConfig
+from ..ops import value_checks
+from ..recipes import build
+from ..testing import environment
+from ..train import optimizer
+from ..train.captured import Captured
+from ..train.loop import train
+from ..train.metrics import utilisation
+from ..train.parallel import SummedLoss
+from .model import decay_faster, theirs
+from .ops import GateError, Report, take_turns
 
 LOSS_BAR = 2e-3  # relative
 IDLE_STEPS, PIECES = 4, 16  # of `qed train`, and of each of its batches: the paper's

@@ -1,0 +1,1 @@
+"""Benchmarks: what is timed must first be right."""

@@ -1,0 +1,5 @@
+"""The command line, `qed`."""
+
+from .main import app
+
+__all__ = ["app"]
