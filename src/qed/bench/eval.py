@@ -21,7 +21,7 @@ from ..eval.prompts import NEEDLE_SAMPLES, Options, check_needles, frozen, needl
 from ..eval.run import evaluate, matching_tokenizer
 from ..model.causal_lm import QEDForCausalLM
 from ..model.config import QEDConfig
-from ..testing import environment
+from ..provenance import environment
 from .model import theirs
 from .ops import Report
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from ..model.causal_lm import QEDForCausalLM, compile_blocks
 from ..model.config import QEDConfig
 from ..model.generation import Decoder, recurrent_mixers, stream
-from ..testing import environment, relative_error
+from ..provenance import environment
+from ..testing import relative_error
 from .ops import GateError, Report, take_turns
 
 LOGITS_BAR = 5e-2  # of bfloat16 after all layers: 2⁻⁸ a rounding, adding up over 48 of them as a random walk does

@@ -30,8 +30,9 @@ from torch import Tensor
 
 from ..files import write_json
 from ..ops import erase_write, erase_write_step, explain
+from ..provenance import environment
 from ..rules import RULES, Operands, Projections, l2_normalize, qed_attention
-from ..testing import environment, relative_error
+from ..testing import relative_error
 
 STRENGTH = 0.1
 STRONG = 100.0  # times the decay: about exp(−3) a token, as trained models have in their fastest channels

@@ -27,8 +27,8 @@ from ..data.prepare import prepare
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..model.config import QEDConfig
 from ..ops import value_checks
+from ..provenance import environment
 from ..recipes import build
-from ..testing import environment
 from ..train import optimizer
 from ..train.captured import Captured
 from ..train.loop import train

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ..testing import environment
+from ..provenance import environment
 from .ops import STRONG, Candidate, GateError, Shape, candidates, milliseconds, passes_gate
 
 STATES = [
