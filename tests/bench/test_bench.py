@@ -1,4 +1,4 @@
-"""`qed bench ops`: what it measures at a size a CPU can do, and that it refuses to time a wrong result."""
+"""`qed bench`: what it measures at a size a CPU can do, and that it refuses to time a wrong result."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from qed import QEDConfig, QEDForCausalLM
+from qed.bench.measuring import Bench
 from qed.bench.model import decay_faster
 from qed.bench.ops import Shape
 from qed.bench.train import idle
@@ -79,9 +80,9 @@ def test_tuning_keeps_what_wins_by_more_than_noise(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("qed.bench.tune.time_in_a_process", time)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("qed.bench.tune.environment", lambda device: {})
+    monkeypatch.setattr("qed.bench.measuring.environment", lambda device: {})
     file = tmp_path / "settings.json"
-    report = tune(Console(quiet=True), out=file, device="cuda", shape=Shape())
+    report = tune(Bench(console=Console(quiet=True), out=file, device="cuda"), Shape())
     assert report["settings"] == {"chunk_gradients, cut": {"BK": 16, "num_warps": 4}}
     assert json.loads(file.read_text())["settings"] == report["settings"]
 

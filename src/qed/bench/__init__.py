@@ -1,1 +1,1 @@
-"""Benchmarks: what is timed must first be right."""
+"""Benchmarks of the op, the model, a training step and an evaluation; nothing is timed before it is shown correct."""

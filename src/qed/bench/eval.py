@@ -1,19 +1,19 @@
-"""`qed bench eval`: how long S-NIAH-1 takes, prompts, reading, 128 new tokens and scoring, at every length.
+"""`qed bench eval`: how long S-NIAH-1 takes at every length: making prompts, reading, 128 new tokens and scoring.
 
-The model has random weights, which never find a needle and never end early: the time is the longest there is. Beside it
-flash-linear-attention's GDN-2 of the same size through transformers' `generate`, one prompt at a time as its own
-instructions have it, on a few prompts, extrapolated.
+The model has random weights, which never find a needle and never end early, so that the time is the longest possible.
+Beside it stands flash-linear-attention's GDN-2 of the same size through transformers' `generate`, one prompt at a time
+as its own instructions have it, on a few prompts, extrapolated.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from ..eval import niah
@@ -21,83 +21,64 @@ from ..eval.prompts import NEEDLE_SAMPLES, Options, check_needles, frozen, needl
 from ..eval.run import evaluate, matching_tokenizer
 from ..model.causal_lm import QEDForCausalLM
 from ..model.config import QEDConfig
-from ..provenance import environment
-from .model import theirs
-from .ops import Report
+from .measuring import Bench, Report, seconds
+from .model import fla_model, generate_greedily
 
 TASK = "niah_single_1"
-THEIR_PROMPTS, THEIR_TOKENS = 2, 16  # of each length; the rest of 128 tokens is extrapolated
+FLA_PROMPTS, FLA_TOKENS = 2, 16  # of each length; the rest of 128 tokens is extrapolated
 
 
-def measure(
-    console: Console,
-    *,
-    out: Path | None,
-    device: str,
-    size: dict[str, Any],
-    tokenizer: str,
-    options: Options,
-    fla: bool,
-) -> dict[str, Any]:
-    """Time, print, write."""
+def measure(bench: Bench, *, size: dict[str, Any], tokenizer: str, options: Options) -> Report:
+    """Time an evaluation, print and write what was found.
+
+    Args:
+        bench: Where to run, print and write.
+        size: Arguments of QEDConfig.
+        tokenizer: A file of a tokenizer; the model's vocabulary is at least as large.
+        options: Lengths, samples and what else decides the prompts.
+    """
     encoder, samples = matching_tokenizer(None, tokenizer), options.samples or NEEDLE_SAMPLES
     check_needles([TASK], options, encoder)
     config = QEDConfig(**(size | {"vocab_size": max(encoder.get_vocab_size(), QEDConfig(**size).vocab_size)}))
-    report = Report(out, environment=environment(device), samples=samples, new_tokens=niah.NEW_TOKENS)
+    report = bench.report(samples=samples, new_tokens=niah.NEW_TOKENS)
+    prompts: dict[int, list[list[int]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, results = Path(folder) / "model", Path(folder) / "results"
         torch.manual_seed(0)
         QEDForCausalLM(config).bfloat16().save_pretrained(checkpoint)
         encoder.save(str(checkpoint / "tokenizer.json"))
         start = time.perf_counter()
-        found = evaluate(checkpoint, [TASK], options, out=results, tokenizer=None, device=device, console=console)
+        found = evaluate(
+            checkpoint, [TASK], options, out=results, tokenizer=None, device=bench.device, console=bench.console
+        )
         report.add(seconds=time.perf_counter() - start, by_length={n: x["seconds"] for n, x in found.items()})
-        if fla:
-            prompts = {
-                n: list(needle_prompts(frozen(TASK, n, options, encoder, results, console), encoder, options))
-                for n in options.lengths
-            }
+        for n in options.lengths if bench.fla else ():
+            file = frozen(TASK, n, options, encoder, results, bench.console)
+            prompts[n] = [x.ids for x in needle_prompts(file, encoder, options)]
     table = Table("", "seconds", title=f"S-NIAH-1, {samples} samples of each length")
-    for name, seconds in report["by_length"].items():
-        table.add_row(name, f"{seconds:.1f}")
+    for name, took in report["by_length"].items():
+        table.add_row(name, f"{took:.1f}")
     table.add_row("all, with prompts and loading", f"{report['seconds']:.1f}")
-    if fla:
-        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-        model = theirs(config, device, dtype)
-        each = {str(n): _theirs(model, [x.ids for x in prompts[n]], device) for n in options.lengths}
+    if bench.fla:
+        model = fla_model(config, bench.device, torch.bfloat16 if bench.on_gpu else torch.float32)
+        each = {str(n): _seconds_of_a_prompt(model, prompts[n], bench.device) for n in options.lengths}
         total = samples * sum(each.values())
         report.add(fla_seconds_a_prompt=each, fla_seconds_extrapolated=total)
-        table.add_row(f"fla GDN-2, extrapolated from {THEIR_PROMPTS} prompts of each length", f"{total:,.0f}")
-    console.print(table)
-    if out is not None:
-        console.print(f"written to {out}", markup=False)
+        table.add_row(f"fla GDN-2, extrapolated from {FLA_PROMPTS} prompts of each length", f"{total:,.0f}")
+    bench.console.print(table)
+    bench.say_written()
     return report
 
 
-@torch.no_grad()
-def _theirs(model: Any, prompts: list[list[int]], device: str) -> float:
-    """Seconds of one prompt with 128 new tokens."""
+def _seconds_of_a_prompt(model: Any, prompts: list[list[int]], device: str) -> float:
+    """Return the seconds of one prompt with 128 new tokens, from a few prompts with fewer."""
 
-    def seconds(ids: list[int], new: int) -> float:
-        given = torch.tensor([ids], device=device)
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        model.generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
+    def took(ids: list[int], new: int) -> float:
+        return seconds(device, partial(generate_greedily, model, torch.tensor([ids], device=device), new))
 
-    seconds(prompts[0], 2)  # compiles
+    took(prompts[0], 2)  # compiles
     found = []
-    for ids in prompts[:THEIR_PROMPTS]:
-        one, more = seconds(ids, 1), seconds(ids, 1 + THEIR_TOKENS)
-        found.append(one + (more - one) / THEIR_TOKENS * (niah.NEW_TOKENS - 1))
+    for ids in prompts[:FLA_PROMPTS]:
+        one, more = took(ids, 1), took(ids, 1 + FLA_TOKENS)
+        found.append(one + (more - one) / FLA_TOKENS * (niah.NEW_TOKENS - 1))
     return sum(found) / len(found)

@@ -1,50 +1,60 @@
 """`qed bench model`: prefill and generation of the whole model, beside flash-linear-attention's of the same size.
 
 Nothing is timed before it is right: prefill, decoding token by token and the compiled blocks must give the logits of a
-plain pass in float32. Weights are random. Speed depends on them in one way: chunks of tokens that decay far are worked
-on in parts, and a trained model has many, a new one none. So a model whose every chunk decays far is timed too.
+plain pass in float32. Weights are random. Speed depends on them in one way: chunks of tokens that decay far are cut
+into parts, and a trained model has many of those, a new one none. So a model whose every chunk decays far is timed too.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from ..model.causal_lm import QEDForCausalLM, compile_blocks
 from ..model.config import QEDConfig
 from ..model.generation import Decoder, recurrent_mixers, stream
-from ..provenance import environment
 from ..testing import relative_error
-from .ops import GateError, Report, take_turns
+from .measuring import Bench, GateError, Report, seconds
 
 LOGITS_BAR = 5e-2  # of bfloat16 after all layers: 2⁻⁸ a rounding, adding up over 48 of them as a random walk does
-PROMPT, NEW, NEW_THEIRS = 128, 128, 24
+PROMPT, NEW, NEW_FLA = 128, 128, 24  # tokens
 FASTER = 32.0  # times a new model's decay: then a channel falls below exp(−110) in every chunk
 
 
 def make(config: QEDConfig, device: str, dtype: torch.dtype) -> QEDForCausalLM:
+    """Make a model for inference, whose random weights are always the same.
+
+    Args:
+        config: The model's configuration.
+        device: Where it is to be.
+        dtype: The precision of its weights.
+    """
     torch.manual_seed(0)
     return QEDForCausalLM(config).to(device=device, dtype=dtype).eval()
 
 
 @torch.no_grad()
 def decay_faster(model: QEDForCausalLM) -> QEDForCausalLM:
+    """Make every layer of a new model decay so fast that all its chunks are cut; return the model."""
     for mixer in recurrent_mixers(model):
         mixer.A_log.add_(math.log(FASTER))
     return model
 
 
-def theirs(config: QEDConfig, device: str, dtype: torch.dtype) -> Any:
-    """fla's GDN-2 layers in its own stack, with as many layers and heads."""
+def fla_model(config: QEDConfig, device: str, dtype: torch.dtype) -> Any:
+    """Make a model of flash-linear-attention's GDN-2 layers in its own stack, with as many layers and heads.
+
+    Args:
+        config: The configuration of our model of the same size.
+        device: Where it is to be.
+        dtype: The precision of its weights.
+    """
     from fla.layers.gdn2 import GatedDeltaNet2
     from fla.models.kda import KDAConfig, KDAForCausalLM
 
@@ -65,7 +75,16 @@ def theirs(config: QEDConfig, device: str, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def gate(config: QEDConfig, device: str, dtype: torch.dtype) -> dict[str, float]:
-    """Relative errors of the last 16 logits of 300 tokens, against a plain pass of the same weights in float32."""
+    """Compare the last 16 logits of 300 tokens with a plain pass of the same weights in float32.
+
+    Args:
+        config: The model's configuration.
+        device: Where to compare.
+        dtype: The precision of the model's weights.
+
+    Returns:
+        Relative errors of prefill, of decoding, and of the compiled blocks.
+    """
     ids = torch.randint(3, config.vocab_size, (2, 300), generator=torch.Generator().manual_seed(0)).to(device)
     model = make(config, device, dtype)
     truth = make(config, device, dtype).float()(ids).logits[:, -16:]  # the same rounded weights
@@ -81,19 +100,30 @@ def gate(config: QEDConfig, device: str, dtype: torch.dtype) -> dict[str, float]
 
 
 def tokens_per_second(device: str, generate: Callable[[int], object], batch: int, new: int = NEW) -> float:
-    """Of `new` tokens after a few: a longer call less a shorter one, so that the prompt and set-up do not count."""
+    """Time generation: a long call less a short one, so that the prompt and the set-up do not count.
 
-    def seconds(tokens: int) -> float:
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        generate(tokens)
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
+    Args:
+        device: Where `generate` runs.
+        generate: Generates as many tokens for each row as it is told.
+        batch: Rows that it generates at a time.
+        new: Tokens by which the long call is longer.
+    """
+    seconds(device, partial(generate, 8))
+    return batch * new / (seconds(device, partial(generate, 8 + new)) - seconds(device, partial(generate, 8)))
 
-    seconds(8)
-    return batch * new / (seconds(8 + new) - seconds(8))
+
+@torch.no_grad()
+def generate_greedily(model: Any, prompt: Tensor, new: int) -> Tensor:
+    """Generate exactly `new` tokens with transformers' `generate`.
+
+    Args:
+        model: A model of transformers.
+        prompt: Its input, [B, T], without padding.
+        new: How many tokens.
+    """
+    length = {"max_new_tokens": new, "min_new_tokens": new}
+    mask = torch.ones_like(prompt)
+    return model.generate(prompt, attention_mask=mask, do_sample=False, pad_token_id=0, **length)
 
 
 @torch.no_grad()
@@ -101,60 +131,59 @@ def _prefill(model: Any, ids: Tensor) -> None:
     model(input_ids=ids, use_cache=True, logits_to_keep=1)
 
 
-def measure(
-    console: Console, *, out: Path | None, device: str, config: QEDConfig, fla: bool, rounds: int
-) -> dict[str, Any]:
-    """Gate, time, print, write. Raises GateError if the gate is not passed."""
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    errors = gate(config, device, dtype)
-    console.print("relative errors of logits: " + ", ".join(f"{name} {x:.1e}" for name, x in errors.items()))
+def measure(bench: Bench, *, config: QEDConfig, rounds: int) -> Report:
+    """Compare the model with a plain pass, time it, print and write what was found; GateError if it is not right.
+
+    Args:
+        bench: Where to run, print and write.
+        config: The model's configuration.
+        rounds: Prefills of each candidate that count.
+    """
+    dtype = torch.bfloat16 if bench.on_gpu else torch.float32
+    errors = gate(config, bench.device, dtype)
+    bench.console.print("relative errors of logits: " + ", ".join(f"{name} {x:.1e}" for name, x in errors.items()))
     over = {name: x for name, x in errors.items() if not x <= LOGITS_BAR}
     if over:
         raise GateError(f"correctness gate: logits further from float32 than {LOGITS_BAR}: {over}")
-    report = Report(out, environment=environment(device), config=config.to_diff_dict(), logits_errors=errors)
-    models = {"qed": make(config, device, dtype), "qed compiled": make(config, device, dtype)}
+    report = bench.report(config=config.to_diff_dict(), logits_errors=errors)
+    models = {"qed": make(config, bench.device, dtype), "qed compiled": make(config, bench.device, dtype)}
     compile_blocks(models["qed compiled"])
-    models["qed, strong decay"] = decay_faster(make(config, device, dtype))
-    if fla:
-        models["fla gdn2"] = theirs(config, device, dtype)
+    models["qed, strong decay"] = decay_faster(make(config, bench.device, dtype))
+    if bench.fla:
+        models["fla gdn2"] = fla_model(config, bench.device, dtype)
 
     def ids(batch: int, tokens: int) -> Tensor:
-        return torch.randint(3, config.vocab_size, (batch, tokens), device=device)
-
-    def hf(model: Any, prompt: Tensor, tokens: int) -> Tensor:
-        mask = torch.ones_like(prompt)
-        length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-        return model.generate(prompt, attention_mask=mask, do_sample=False, pad_token_id=0, **length)
+        return torch.randint(3, config.vocab_size, (batch, tokens), device=bench.device)
 
     prefill: dict[str, dict[str, float]] = {}
-    for batch, tokens in ((1, 32768), (16, 4096)) if device.startswith("cuda") else ((1, 512),):
+    for batch, tokens in ((1, 32768), (16, 4096)) if bench.on_gpu else ((1, 512),):
         given = ids(batch, tokens)
-
-        calls = {name: partial(_prefill, model, given) for name, model in models.items()}
-        times = take_turns(device, calls, rounds, console)
+        times = bench.take_turns({name: partial(_prefill, model, given) for name, model in models.items()}, rounds)
         prefill[f"{batch} x {tokens}"] = {n: batch * tokens / x["median"] * 1e3 for n, x in times.items()}
         report.add(prefill_tokens_per_second=prefill)
-
     generation: dict[str, dict[str, float]] = {}
     for batch in (1, 64):
-        prompt, row = ids(batch, PROMPT), {}
-
-        def streamed(tokens: int, prompt: Tensor = prompt) -> Tensor:
-            return torch.cat(list(stream(models["qed"], prompt, max_new_tokens=tokens)), 1)
-
-        row["qed, stream"] = tokens_per_second(device, streamed, batch)
-        for name, model in models.items():
-            if name in ("qed", "fla gdn2"):
-                new = NEW_THEIRS if name.startswith("fla") else NEW
-                row[f"{name}, model.generate"] = tokens_per_second(device, partial(hf, model, prompt), batch, new)
-            generation[str(batch)] = row
-            report.add(generation_tokens_per_second=generation)
-
+        generation[str(batch)] = _generation(bench.device, models, ids(batch, PROMPT))
+        report.add(generation_tokens_per_second=generation)
     for title, rows in (("generation, tokens/s, by batch", generation), ("prefill, tokens/s", prefill)):
         table = Table("", *next(iter(rows.values())), title=title)
         for name, row in rows.items():
             table.add_row(name, *(f"{x:,.0f}" for x in row.values()))
-        console.print(table)
-    if out is not None:
-        console.print(f"written to {out}")
+        bench.console.print(table)
+    bench.say_written()
     return report
+
+
+def _generation(device: str, models: dict[str, Any], prompt: Tensor) -> dict[str, float]:
+    """Time `stream` of our model, and transformers' `generate` of ours and of fla's."""
+
+    def streamed(tokens: int) -> Tensor:
+        return torch.cat(list(stream(models["qed"], prompt, max_new_tokens=tokens)), 1)
+
+    batch = len(prompt)
+    found = {"qed, stream": tokens_per_second(device, streamed, batch)}
+    for name, new in (("qed", NEW), ("fla gdn2", NEW_FLA)):
+        if name in models:
+            generate = partial(generate_greedily, models[name], prompt)
+            found[f"{name}, model.generate"] = tokens_per_second(device, generate, batch, new)
+    return found

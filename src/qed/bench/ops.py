@@ -3,45 +3,41 @@
 Nothing is timed before it is right: the form that would be timed is first compared with float64 at 512 tokens.
 Candidates then take turns, call by call, so that they meet the same machine; medians are compared.
 
-Two kinds of figures. The *op* takes a, u and unit q, k; the *operator* starts, as fla's does, from raw q, k, v and the
-gates b and w, and normalises and gates them (ours: in torch before the op, on a GPU also compiled by torch.compile).
+There are two kinds of figures. The *op* takes a, u and unit q, k. The *operator* starts, as fla's does, from raw q, k,
+v and the gates b and w, and normalises and gates them: ours in torch before the op, on a GPU also compiled by
+torch.compile.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from ..files import write_json
 from ..ops import erase_write, erase_write_step, explain
-from ..provenance import environment
 from ..rules import RULES, Operands, Projections, l2_normalize, qed_attention
 from ..testing import relative_error
+from .measuring import Bench, GateError, Report, milliseconds, seconds
 
 STRENGTH = 0.1
 STRONG = 100.0  # times the decay: about exp(−3) a token, as trained models have in their fastest channels
 ERROR_BARS = {"o": 6e-3, "dq": 6e-3, "dk": 6e-3, "da": 6e-3, "du": 6e-3, "dg": 1e-2}  # of bfloat16 at T = 512
+LONG = 32768  # tokens of a prefill
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """K = V = width."""
+    """The size of a problem; keys and values have the same width."""
 
     batch: int = 32
     tokens: int = 2048
@@ -50,16 +46,18 @@ class Shape:
 
 
 class Raw(dict[str, Tensor]):
-    """q, k, v, b, w in bfloat16 and g in float32: what a layer's projections would be."""
+    """q, k, v, b, w in bfloat16 and g in float32, such as a layer's projections would be."""
 
     @staticmethod
     def draw(shape: Shape, device: str) -> Raw:
+        """Draw random ones of this shape."""
         full = (shape.batch, shape.tokens, shape.heads, shape.width)
         raw = {name: torch.randn(full, device=device).bfloat16() for name in "qkv"}
         raw["g"] = -torch.nn.functional.softplus(torch.randn(full, device=device) - 4)
         return Raw(raw | {name: torch.rand(full, device=device).bfloat16() for name in "bw"})
 
     def operands(self, rule: str) -> Operands:
+        """Return what a rule gives to the op."""
         q, k = l2_normalize(self["q"]), l2_normalize(self["k"])
         strength = STRENGTH if RULES[rule].strength else None
         return RULES[rule].operands(Projections(q, k, self["v"], self["g"], self["b"], self["w"], strength))
@@ -67,20 +65,23 @@ class Raw(dict[str, Tensor]):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A function of leaves; what is timed is it, and it with its backward."""
+    """A function and the leaves it is called with. It is timed alone, and together with its backward pass."""
 
     leaves: list[Tensor]
     output: Callable[..., Tensor]
 
     @staticmethod
     def of(tensors: list[Tensor], output: Callable[..., Tensor]) -> Candidate:
+        """Make a candidate that differentiates with respect to these tensors."""
         return Candidate(leaves=[x.detach().requires_grad_() for x in tensors], output=output)
 
     def forward(self) -> None:
+        """Run the function without gradients."""
         with torch.no_grad():
             self.output(*self.leaves)
 
     def forward_backward(self) -> None:
+        """Run the function and its backward pass."""
         for x in self.leaves:
             x.grad = None
         o = self.output(*self.leaves)
@@ -88,6 +89,14 @@ class Candidate:
 
 
 def candidates(shape: Shape, device: str, impl: str, fla: bool) -> dict[str, Candidate]:
+    """Make everything that is timed side by side, by name.
+
+    Args:
+        shape: The size of the problem.
+        device: Where its tensors are.
+        impl: The form of the op.
+        fla: Whether flash-linear-attention's GDN-2 is among them.
+    """
     raw = Raw.draw(shape, device)
 
     def op(q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor) -> Tensor:
@@ -115,6 +124,8 @@ def candidates(shape: Shape, device: str, impl: str, fla: bool) -> dict[str, Can
 
 @lru_cache
 def operator(impl: str, compiled: bool) -> Callable[..., Tensor]:
+    """Return QED from raw q, k, v, g, b, w to the output; made once, so that it is compiled once."""
+
     def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor) -> Tensor:
         return qed_attention(q, k, v, g, b, w, STRENGTH, impl=impl)[0]
 
@@ -122,7 +133,18 @@ def operator(impl: str, compiled: bool) -> Callable[..., Tensor]:
 
 
 def gate(device: str, impl: str, heads: int, width: int, decay: float = 1.0) -> dict[str, float]:
-    """Relative errors of outputs and gradients in bfloat16 against the float64 chunk form, itself the loop to 1e-12."""
+    """Compare a form in bfloat16 with the float64 chunk form, which itself agrees with the loop to 1e-12.
+
+    Args:
+        device: Where to compare.
+        impl: The form.
+        heads: Heads of the problem, which has 512 tokens.
+        width: Channels of a head.
+        decay: A factor on the log-decay.
+
+    Returns:
+        Relative errors of the output and of the gradients, by name.
+    """
     raw = Raw.draw(Shape(batch=2, tokens=512, heads=heads, width=width), device)
     *low, g = Raw(raw | {"g": decay * raw["g"]}).operands("qed")
     assert g is not None
@@ -139,60 +161,24 @@ def gate(device: str, impl: str, heads: int, width: int, decay: float = 1.0) -> 
     return dict(zip(("o", "dq", "dk", "da", "du", "dg"), errors, strict=True))
 
 
-def passes_gate(device: str, form: str, heads: int, width: int, decay: float = 1.0) -> dict[str, float]:
-    """The errors; raises GateError if one is over its bar."""
-    errors = gate(device, form, heads, width, decay)
+def passes_gate(device: str, form: str, shape: Shape, decay: float = 1.0) -> dict[str, float]:
+    """Return the errors of `gate`; raise GateError if one is larger than its bar.
+
+    Args:
+        device: Where to compare.
+        form: The form of the op.
+        shape: Its heads and width are those of the comparison.
+        decay: A factor on the log-decay.
+    """
+    errors = gate(device, form, shape.heads, shape.width, decay)
     over = {name: error for name, error in errors.items() if not error <= ERROR_BARS[name]}
     if over:
         raise GateError(f"correctness gate: {form} is further from float64 than allowed: {over}")
     return errors
 
 
-def milliseconds(device: str, call: Callable[[], None]) -> float:
-    """Of one call, the device idle before it."""
-    if not device.startswith("cuda"):
-        start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e3
-    start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start_event.record()
-    call()
-    end_event.record()
-    torch.cuda.synchronize()
-    return float(start_event.elapsed_time(end_event))
-
-
-def first_seconds(device: str, candidate: Candidate) -> float:
-    """Of a candidate's first forward and backward, with whatever it compiles or tunes."""
-    start = time.perf_counter()
-    candidate.forward_backward()
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def take_turns(
-    device: str, calls: Mapping[str, Callable[[], None]], rounds: int, console: Console
-) -> dict[str, dict[str, float]]:
-    """Median and quartiles of every candidate's milliseconds, call by call in turn, so that all meet the same machine,
-    and in a new order every round, since what ran before leaves its mark on clocks and caches."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    order = random.Random(0)
-    for i in track(range(rounds + 3), description=", ".join(calls)[:60], console=console):
-        for name in order.sample(list(calls), len(calls)):
-            took = milliseconds(device, calls[name])
-            if i >= 3:
-                times[name].append(took)
-    found = {}
-    for name, x in times.items():
-        lower, median, upper = statistics.quantiles(x, n=4, method="inclusive") if len(x) > 1 else x * 3
-        found[name] = {"median": median, "lower_quartile": lower, "upper_quartile": upper}
-    return found
-
-
 def peak_gib(candidate: Candidate) -> dict[str, float]:
-    """The most that was allocated during one forward and backward: in all, and beyond the inputs."""
+    """Return the most memory allocated during one forward and backward pass: in all, and beyond the inputs."""
     candidate.forward_backward()
     for x in candidate.leaves:
         x.grad = None
@@ -203,11 +189,17 @@ def peak_gib(candidate: Candidate) -> dict[str, float]:
     return {"peak_gib": peak / 2**30, "peak_beyond_inputs_gib": (peak - before) / 2**30}
 
 
-def decode_microseconds(batch: int, heads: int, width: int, impl: str, steps: int = 100) -> float:
-    """One step of a CUDA graph of many, in place."""
-    token = Raw.draw(Shape(batch=batch, tokens=1, heads=heads, width=width), "cuda").operands("qed")
+def decode_microseconds(shape: Shape, impl: str, steps: int = 100) -> float:
+    """Time one decoding step, in place, inside a CUDA graph of many.
+
+    Args:
+        shape: The size of the problem, of which one token is decoded.
+        impl: The form of the op.
+        steps: Steps in the graph.
+    """
+    token = Raw.draw(replace(shape, tokens=1), "cuda").operands("qed")
     q, k, a, u, g = (x[:, 0].contiguous() for x in token if x is not None)
-    state = torch.zeros(batch, heads, width, width, device="cuda")
+    state = torch.zeros(shape.batch, shape.heads, shape.width, shape.width, device="cuda")
 
     def run() -> None:
         for _ in range(steps):
@@ -223,7 +215,7 @@ def decode_microseconds(batch: int, heads: int, width: int, impl: str, steps: in
 
 
 def cold_start_seconds(shape: Shape) -> float:
-    """First forward and backward in a fresh process that has nothing compiled, imports of qed included."""
+    """Time the first forward and backward pass in a new process with nothing compiled, the import of qed included."""
     code = f"""
 import time, torch
 q, k, a, u = (torch.randn({shape.batch}, {shape.tokens}, {shape.heads}, {shape.width}, device="cuda").bfloat16()
@@ -246,108 +238,99 @@ print(time.perf_counter() - start)
     return float(done.stdout.split()[-1])
 
 
-class GateError(RuntimeError):
-    """What was to be timed is not right here."""
+def measure(bench: Bench, *, shape: Shape, impl: str, rounds: int) -> Report:
+    """Compare the op with float64, time it, print and write what was found; GateError if it is not right.
 
-
-class Report(dict[str, Any]):
-    """What has been measured so far, on disk after every stage: a run that is cut short keeps what it had."""
-
-    def __init__(self, out: Path | None, **values: Any):
-        super().__init__(values)
-        self.out = out
-
-    def add(self, **values: Any) -> None:
-        self |= values
-        if self.out is not None:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self.out, self)
-
-
-def ops(
-    console: Console, *, out: Path | None, device: str, shape: Shape, impl: str, fla: bool, rounds: int
-) -> dict[str, Any]:
-    """Gate, time, print, write. Raises GateError if the gate is not passed."""
-    raw = Raw.draw(Shape(batch=1, tokens=1, heads=shape.heads, width=shape.width), device).operands("qed")
+    Args:
+        bench: Where to run, print and write.
+        shape: The size of the problem.
+        impl: The form of the op.
+        rounds: Calls of each candidate that count.
+    """
+    raw = Raw.draw(replace(shape, batch=1, tokens=1), bench.device).operands("qed")
     try:
         form = explain(raw.q, raw.k, raw.a, raw.u, raw.g, impl=impl).form
     except RuntimeError as error:
         raise ValueError(f"--impl: expected a form that runs here, got {impl!r}: {error}") from error
-    errors = passes_gate(device, form, shape.heads, shape.width)
-    strong = passes_gate(device, form, shape.heads, shape.width, STRONG)
+    errors = passes_gate(bench.device, form, shape)
+    strong = passes_gate(bench.device, form, shape, STRONG)
     title = f"{form}: relative errors against float64, bfloat16, T = 512 | with strong decay"
-    _print(console, title, {n: f"{e:.1e} | {strong[n]:.1e}" for n, e in errors.items()})
-    report = Report(out, environment=environment(device), shape=asdict(shape), form=form)
+    bench.print_row(title, {n: f"{e:.1e} | {strong[n]:.1e}" for n, e in errors.items()})
+    report = bench.report(shape=asdict(shape), form=form)
     report.add(errors=errors, errors_strong_decay=strong)
-    if form == "triton" and device.startswith("cuda"):
-        decoding(report, console, shape)
-    by_length(report, console, device, shape, form, rounds)
-    side_by_side(report, console, device, shape, form, fla, rounds)
-    if device.startswith("cuda"):
-        prefill(report, console, device, shape, form, fla, rounds)
-    if out is not None:
-        console.print(f"written to {out}")
+    stages = _Stages(bench, report, shape, form, rounds)
+    if form == "triton" and bench.on_gpu:
+        stages.decoding()
+    stages.by_length()
+    stages.side_by_side()
+    if bench.on_gpu:
+        stages.prefill()
+    bench.say_written()
     return report
 
 
-def decoding(report: Report, console: Console, shape: Shape) -> None:
-    steps = {batch: decode_microseconds(batch, shape.heads, shape.width, "triton") for batch in (1, 16, 64, 256)}
-    report.add(decode_us=steps, cold_start_s=cold_start_seconds(shape))
-    _print(console, "decode step by batch, µs", {str(b): f"{x:.2f}" for b, x in steps.items()})
-    console.print(f"first forward and backward with nothing compiled: {report['cold_start_s']:.1f} s")
+@dataclass(frozen=True)
+class _Stages:
+    """The stages of the benchmark; each adds what it measured to the report, and prints it."""
 
+    bench: Bench
+    report: Report
+    shape: Shape
+    form: str
+    rounds: int
 
-def by_length(report: Report, console: Console, device: str, shape: Shape, form: str, rounds: int) -> None:
-    """The same number of tokens in ever longer sequences."""
-    total = shape.batch * shape.tokens
-    found = {}
-    for tokens in (shape.tokens << i for i in range(0, 6) if shape.tokens << i <= total):
-        sizes = asdict(shape) | {"batch": total // tokens, "tokens": tokens}
-        found[str(tokens)] = candidates(Shape(**sizes), device, form, fla=False)["qed, op"]
-    forward = take_turns(device, {t: c.forward for t, c in found.items()}, rounds, console)
-    both = take_turns(device, {t: c.forward_backward for t, c in found.items()}, rounds, console)
-    report.add(lengths={t: {"forward_ms": forward[t], "forward_backward_ms": both[t]} for t in found})
-    title = "QED op by T, batch × T fixed: forward | with backward, ms"
-    _print(console, title, {t: f"{forward[t]['median']:.2f} | {both[t]['median']:.2f}" for t in found})
+    def decoding(self) -> None:
+        """One token at a time; and the first call of all."""
+        steps = {batch: decode_microseconds(replace(self.shape, batch=batch), "triton") for batch in (1, 16, 64, 256)}
+        self.report.add(decode_us=steps, cold_start_s=cold_start_seconds(self.shape))
+        self.bench.print_row("decode step by batch, µs", {str(b): f"{x:.2f}" for b, x in steps.items()})
+        cold = self.report["cold_start_s"]
+        self.bench.console.print(f"first forward and backward with nothing compiled: {cold:.1f} s")
 
+    def by_length(self) -> None:
+        """The same number of tokens in ever longer sequences."""
+        total = self.shape.batch * self.shape.tokens
+        found = {}
+        for tokens in (self.shape.tokens << i for i in range(0, 6) if self.shape.tokens << i <= total):
+            shape = replace(self.shape, batch=total // tokens, tokens=tokens)
+            found[str(tokens)] = candidates(shape, self.bench.device, self.form, fla=False)["qed, op"]
+        rows = self._timed(found)
+        self.report.add(lengths=rows)
+        medians = {tokens: [f"{x['median']:.2f}" for x in row.values()] for tokens, row in rows.items()}
+        title = "QED op by T, batch × T fixed: forward | with backward, ms"
+        self.bench.print_row(title, {tokens: " | ".join(x) for tokens, x in medians.items()})
 
-def side_by_side(
-    report: Report, console: Console, device: str, shape: Shape, form: str, fla: bool, rounds: int
-) -> None:
-    found = candidates(shape, device, form, fla)
-    first = {name: first_seconds(device, c) for name, c in found.items()}
-    forward = take_turns(device, {name: c.forward for name, c in found.items()}, rounds, console)
-    both = take_turns(device, {name: c.forward_backward for name, c in found.items()}, rounds, console)
-    rows: dict[str, dict[str, Any]] = {
-        name: {"forward_ms": forward[name], "forward_backward_ms": both[name], "first_call_s": first[name]}
-        for name in found
-    }
-    ratio = both["qed, op"]["median"] / both["gdn2, op"]["median"]
-    report.add(candidates=rows, qed_over_gdn2=ratio)
-    if device.startswith("cuda"):
-        found.clear()  # each alone: another's tensors would count
+    def side_by_side(self) -> None:
+        """All candidates at one shape: time, first call and memory."""
+        found = candidates(self.shape, self.bench.device, self.form, self.bench.fla)
+        first = {name: seconds(self.bench.device, c.forward_backward) for name, c in found.items()}
+        rows = {name: row | {"first_call_s": first[name]} for name, row in self._timed(found).items()}
+        ratio = rows["qed, op"]["forward_backward_ms"]["median"] / rows["gdn2, op"]["forward_backward_ms"]["median"]
+        self.report.add(candidates=rows, qed_over_gdn2=ratio)
+        if self.bench.on_gpu:
+            found.clear()  # each candidate is alone then: the tensors of the others would count
+            for name, row in rows.items():
+                row |= peak_gib(candidates(self.shape, self.bench.device, self.form, self.bench.fla)[name])
+            self.report.add(candidates=rows)
+        table = Table("", "forward ms", "forward + backward ms", "first call s", "peak GiB", "beyond inputs")
+        table.title = f"{self.form}, {asdict(self.shape)}"
         for name, row in rows.items():
-            row |= peak_gib(candidates(shape, device, form, fla)[name])
-        report.add(candidates=rows)
-    table = Table("", "forward ms", "forward + backward ms", "first call s", "peak GiB", "beyond inputs")
-    table.title = f"{form}, {asdict(shape)}"
-    for name, row in rows.items():
-        memory = (f"{row[key]:.2f}" if key in row else "" for key in ("peak_gib", "peak_beyond_inputs_gib"))
-        times = (f"{row[key]['median']:.3f}" for key in ("forward_ms", "forward_backward_ms"))
-        table.add_row(name, *times, f"{row['first_call_s']:.1f}", *memory)
-    console.print(table)
-    console.print(f"QED ÷ GDN-2, forward and backward of the op: {ratio:.3f}")
+            memory = (f"{row[key]:.2f}" if key in row else "" for key in ("peak_gib", "peak_beyond_inputs_gib"))
+            times = (f"{row[key]['median']:.3f}" for key in ("forward_ms", "forward_backward_ms"))
+            table.add_row(name, *times, f"{row['first_call_s']:.1f}", *memory)
+        self.bench.console.print(table)
+        self.bench.console.print(f"QED ÷ GDN-2, forward and backward of the op: {ratio:.3f}")
 
+    def prefill(self) -> None:
+        """One long sequence, forward only."""
+        found = candidates(replace(self.shape, batch=1, tokens=LONG), self.bench.device, self.form, self.bench.fla)
+        times = self.bench.take_turns({name: c.forward for name, c in found.items()}, self.rounds)
+        self.report.add(**{f"prefill_{LONG}_ms": times})
+        title = f"prefill, B = 1, T = {LONG}, ms"
+        self.bench.print_row(title, {n: f"{x['median']:.3f}" for n, x in times.items()})
 
-def prefill(report: Report, console: Console, device: str, shape: Shape, form: str, fla: bool, rounds: int) -> None:
-    """One long sequence, forward only."""
-    found = candidates(Shape(**asdict(shape) | {"batch": 1, "tokens": 32768}), device, form, fla)
-    times = take_turns(device, {name: c.forward for name, c in found.items()}, rounds, console)
-    report.add(prefill_32768_ms=times)
-    _print(console, "prefill, B = 1, T = 32768, ms", {n: f"{x['median']:.3f}" for n, x in times.items()})
-
-
-def _print(console: Console, title: str, row: dict[str, str]) -> None:
-    table = Table(*row, title=title)
-    table.add_row(*row.values())
-    console.print(table)
+    def _timed(self, found: dict[str, Candidate]) -> dict[str, dict[str, Any]]:
+        """Time forward, and forward with backward, of each candidate."""
+        forward = self.bench.take_turns({name: c.forward for name, c in found.items()}, self.rounds)
+        both = self.bench.take_turns({name: c.forward_backward for name, c in found.items()}, self.rounds)
+        return {name: {"forward_ms": forward[name], "forward_backward_ms": both[name]} for name in found}

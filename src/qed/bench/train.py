@@ -1,18 +1,18 @@
 """`qed bench train`: one training step of the model, beside GDN-2, a Transformer and flash-linear-attention's GDN-2.
 
-A step is what `qed train` does with a piece of a batch: forward, loss without logits, backward, clipping, AdamW. Tokens
-are random: speed does not depend on them. It does on decay, which is slow in a new model and fast in a trained one
-(`bench_model` says why): both are timed. The gate is the loss: compiled, in low precision, it must be a plain pass's.
+A step is `train.step`'s: what `qed train` does with one micro-batch. Tokens are random, since speed does not depend on
+them. It does depend on decay, which is slow in a new model and fast in a trained one (`bench.model` says why): both are
+timed. The gate is the loss: compiled, and in low precision, it must be that of a plain pass.
 
 How much of the time the GPU is idle is a question about `qed train` itself, with its loader, its log and its batches of
-many pieces: it is run for a few steps under torch's profiler.
+many micro-batches: it is run for a few steps under torch's profiler.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,91 +24,74 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from ..data.prepare import prepare
-from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
+from ..model.causal_lm import QEDForCausalLM
 from ..model.config import QEDConfig
-from ..ops import value_checks
-from ..provenance import environment
 from ..recipes import build
-from ..train import optimizer
-from ..train.captured import Captured
 from ..train.loop import train
 from ..train.metrics import utilisation
-from ..train.parallel import SummedLoss
-from .model import decay_faster, theirs
-from .ops import GateError, Report, take_turns
+from ..train.step import TrainingStep, autocast, training_step
+from .measuring import Bench, GateError, Report, seconds
+from .model import decay_faster, fla_model
 
 LOSS_BAR = 2e-3  # relative
-IDLE_STEPS, PIECES = 4, 16  # of `qed train`, and of each of its batches: the paper's
+IDLE_STEPS, PIECES = 4, 16  # steps of `qed train`, and the micro-batches of each: as many as the paper's batches have
 WAIT = 20.0  # µs
 
 
-class Step:
-    """A model, its optimiser and one step: captured, after the first, as `qed train` does it, or as is."""
+def qed_step(
+    config: QEDConfig, device: str, compiled: bool, strong_decay: bool = False, pool: Any = None
+) -> TrainingStep:
+    """Make a training step of our model, whose random weights are always the same.
 
-    def __init__(self, model: Any, loss: Callable[[Tensor], Tensor], device: str, captured: Captured | None = None):
-        self.model, self.loss, self.device, self.captured = model, loss, device, captured
-        self.optimizer = optimizer.make(model, build("mini", {"data": "none"}))
-        self.rows = torch.zeros(1, 2, dtype=torch.long, device=device)
-
-    def __call__(self) -> None:
-        if self.captured:
-            self.captured(self.piece, self.rows)
-        else:
-            self.piece(self.rows)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self.captured is None)
-
-    def piece(self, rows: Tensor) -> Tensor:
-        with _autocast(self.device), value_checks(False):
-            loss = self.loss(rows)
-        (loss / rows[:, 1:].numel()).backward()
-        return loss.detach()
-
-
-def _autocast(device: str) -> torch.autocast:
-    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=device.startswith("cuda"))
-
-
-def ours(config: QEDConfig, device: str, compiled: bool, strong_decay: bool = False, pool: Any = None) -> Step:
+    Args:
+        config: The model's configuration.
+        device: Where it trains.
+        compiled: Compile the blocks, and on a GPU capture the step.
+        strong_decay: Make every chunk decay as far as a trained model's do.
+        pool: Graph memory to share with steps that never run at the same time.
+    """
     torch.manual_seed(0)
-    model = QEDForCausalLM(config).to(device).train()
-    if strong_decay:
-        decay_faster(model)
-    if compiled:
-        recompute_cheap(model)
-        compile_blocks(model)
-    return Step(model, SummedLoss(model), device, Captured(pool) if compiled and device.startswith("cuda") else None)
+    model = QEDForCausalLM(config).to(device)
+    return training_step(decay_faster(model) if strong_decay else model, device, compiled=compiled, pool=pool)
 
 
-def transformer(size: dict[str, Any]) -> QEDConfig:
-    """The same stack with softmax attention in every layer."""
-    return QEDConfig(**size, layer_types=["full_attention"] * QEDConfig(**size).num_hidden_layers)
-
-
-def fla_step(config: QEDConfig, device: str) -> Step:
-    model = theirs(config, device, torch.float32).train()
+def fla_step(config: QEDConfig, device: str) -> TrainingStep:
+    """Make a training step of flash-linear-attention's GDN-2 model, uncompiled."""
+    model = fla_model(config, device, torch.float32).train()
 
     def loss(rows: Tensor) -> Tensor:
         return model(input_ids=rows, labels=rows).loss * (rows.shape[0] * (rows.shape[1] - 1))
 
-    return Step(model, loss, device)
+    return TrainingStep(model, loss, device)
+
+
+def transformer(size: dict[str, Any]) -> QEDConfig:
+    """Return the configuration of the same stack with softmax attention in every layer."""
+    return QEDConfig(**size, layer_types=["full_attention"] * QEDConfig(**size).num_hidden_layers)
 
 
 def gate(config: QEDConfig, device: str, compiled: bool) -> float:
-    """Relative difference of the loss on 2 × 257 tokens from a plain pass in float32."""
+    """Return the relative difference of the loss of 2 × 257 tokens from that of a plain pass in float32.
+
+    Args:
+        config: The model's configuration.
+        device: Where to compare.
+        compiled: Whether the step that would be timed is compiled.
+    """
     rows = torch.randint(3, config.vocab_size, (2, 258), generator=torch.Generator().manual_seed(0)).to(device)
     with torch.no_grad():
-        truth = ours(config, device, compiled=False).loss(rows)
-        candidate = ours(config, device, compiled)
-        with _autocast(device):
+        truth = qed_step(config, device, compiled=False).loss(rows)
+        candidate = qed_step(config, device, compiled)
+        with autocast(device):
             found = candidate.loss(rows)
     return float((found - truth).abs() / truth)
 
 
 def idle(spans: list[tuple[float, float]], shortest: float = 0.0) -> float:
-    """The share of time in which nothing runs, `shortest` or longer at a time, of what runs from when to when, in order
-    of its start."""
+    """Return the share of time in which nothing runs, counting gaps of at least `shortest`.
+
+    `spans` are the start and end of everything that runs, in order of the starts; they may overlap.
+    """
     gaps, end = 0.0, spans[0][0]
     for start, stop in spans:
         gaps += start - end if start - end >= shortest else 0.0
@@ -117,8 +100,17 @@ def idle(spans: list[tuple[float, float]], shortest: float = 0.0) -> float:
 
 
 def idle_in_training(size: dict[str, Any], batch: int, tokens: int) -> dict[str, float]:
-    """The share of `qed train`'s third step and most of its fourth in which the GPU has nothing to do: the first ones
-    compile, and after the last one comes a checkpoint. In all, and in waits longer than from one kernel to the next."""
+    """Measure which share of `qed train`'s time the GPU is idle, in its third step and most of its fourth: the first
+    ones compile, and a checkpoint comes after the last one.
+
+    Args:
+        size: Arguments of QEDConfig.
+        batch: Rows of a micro-batch.
+        tokens: Tokens of a row.
+
+    Returns:
+        The "whole" share, and that of "waits", which are longer than the gap between two kernels.
+    """
     quiet = Console(quiet=True)
     with TemporaryDirectory() as folder:
         base = Path(folder)
@@ -142,74 +134,86 @@ def idle_in_training(size: dict[str, Any], batch: int, tokens: int) -> dict[str,
 
 
 def measure(
-    console: Console,
-    *,
-    out: Path | None,
-    device: str,
-    size: dict[str, Any],
-    fla: bool,
-    rounds: int,
-    batch: int,
-    tokens: int,
-    compiled: bool = True,
-) -> dict[str, Any]:
-    """Gate, time, print, write. Raises GateError if the gate is not passed."""
-    difference = gate(QEDConfig(**size), device, compiled)
-    console.print(f"relative difference of the loss from a plain float32 pass: {difference:.1e}")
+    bench: Bench, *, size: dict[str, Any], batch: int, tokens: int, rounds: int, compiled: bool = True
+) -> Report:
+    """Compare the loss with a plain pass, time a step, print and write what was found; GateError if it is not right.
+
+    Args:
+        bench: Where to run, print and write.
+        size: Arguments of QEDConfig.
+        batch: Rows of a step.
+        tokens: Tokens of a row.
+        rounds: Steps of each candidate that count.
+        compiled: Compile the blocks, and on a GPU capture the step, as `qed train` does.
+    """
+    difference = gate(QEDConfig(**size), bench.device, compiled)
+    bench.console.print(f"relative difference of the loss from a plain float32 pass: {difference:.1e}")
     if not difference <= LOSS_BAR:
         raise GateError(f"correctness gate: the loss is further from a plain pass than {LOSS_BAR}: {difference:.1e}")
-    report = Report(out, environment=environment(device), batch=batch, tokens=tokens, loss_difference=difference)
-    pool = torch.cuda.graph_pool_handle() if device.startswith("cuda") else None  # they take turns
-
-    def mine(config: QEDConfig, strong_decay: bool = False) -> Callable[[], Step]:
-        return lambda: ours(config, device, compiled, strong_decay, pool)
-
-    makers: dict[str, Callable[[], Step]] = {
-        "qed": mine(QEDConfig(**size, rule="qed")),
-        "qed, strong decay": mine(QEDConfig(**size, rule="qed"), strong_decay=True),
-        "gdn2": mine(QEDConfig(**size, rule="gdn2")),
-        "softmax attention": mine(transformer(size)),
-    }
-    if fla:
-        makers["fla gdn2"] = lambda: fla_step(QEDConfig(**size), device)
-    steps, rows = {}, {}
-    for name, make in makers.items():
-        before = torch.cuda.memory_allocated() if device.startswith("cuda") else 0
+    report = bench.report(batch=batch, tokens=tokens, loss_difference=difference)
+    steps: dict[str, TrainingStep] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for name, make in _makers(bench, size, compiled).items():
+        before = torch.cuda.memory_allocated() if bench.on_gpu else 0
         step = steps[name] = make()
-        step.rows = torch.randint(3, QEDConfig(**size).vocab_size, (batch, tokens + 1), device=device)
-        start = time.perf_counter()
-        step()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        rows[name] = {"first_step_s": time.perf_counter() - start}
-        if device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats()
-            step()  # what is captured takes its memory now
-            rows[name]["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
-            torch.cuda.empty_cache()
+        step.rows = torch.randint(3, QEDConfig(**size).vocab_size, (batch, tokens + 1), device=bench.device)
+        rows[name] = _first_steps(bench, step, before)
         report.add(candidates=rows)
-    times = take_turns(device, steps, rounds, console)
+    times = bench.take_turns(steps, rounds)
     for name, row in rows.items():
         rate = batch * tokens / times[name]["median"] * 1e3
-        row |= {"step_ms": times[name], "tokens_per_s": rate}  # type: ignore[dict-item]
+        row |= {"step_ms": times[name], "tokens_per_s": rate}
         if name != "fla gdn2":
-            row["utilisation"] = utilisation(steps[name].model, rate, device)  # type: ignore[assignment]
+            row["utilisation"] = utilisation(steps[name].model, rate, bench.device)
     report.add(candidates=rows, qed_over_gdn2=times["qed"]["median"] / times["gdn2"]["median"])
-    if device.startswith("cuda"):
+    if bench.on_gpu:
         steps.clear()
         torch.cuda.empty_cache()
         report.add(gpu_idle_in_training=idle_in_training(size, batch, tokens))
-    table = Table("", "tokens/s", "step ms", "first step s", "peak GiB", title=f"{batch} × {tokens} tokens a step")
-    for name, row in rows.items():
+    _show(bench, report)
+    return report
+
+
+def _makers(bench: Bench, size: dict[str, Any], compiled: bool) -> dict[str, Callable[[], TrainingStep]]:
+    """Return what makes each candidate. Ours share the memory of their graphs, since they take turns."""
+    pool = torch.cuda.graph_pool_handle() if bench.on_gpu else None
+    ours = partial(qed_step, device=bench.device, compiled=compiled, pool=pool)
+    makers: dict[str, Callable[[], TrainingStep]] = {
+        "qed": partial(ours, QEDConfig(**size, rule="qed")),
+        "qed, strong decay": partial(ours, QEDConfig(**size, rule="qed"), strong_decay=True),
+        "gdn2": partial(ours, QEDConfig(**size, rule="gdn2")),
+        "softmax attention": partial(ours, transformer(size)),
+    }
+    if bench.fla:
+        makers["fla gdn2"] = partial(fla_step, QEDConfig(**size), bench.device)
+    return makers
+
+
+def _first_steps(bench: Bench, step: TrainingStep, before: int) -> dict[str, Any]:
+    """Make the first step, which compiles, and on a GPU another: what is captured allocates its memory then.
+
+    `before`: bytes that were allocated before the model was made.
+    """
+    found = {"first_step_s": seconds(bench.device, step)}
+    if bench.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        found["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+        torch.cuda.empty_cache()
+    return found
+
+
+def _show(bench: Bench, report: Report) -> None:
+    table = Table("", "tokens/s", "step ms", "first step s", "peak GiB")
+    table.title = f"{report['batch']} × {report['tokens']} tokens a step"
+    for name, row in report["candidates"].items():
         peak = f"{row['peak_gib']:.1f}" if "peak_gib" in row else ""
-        median = times[name]["median"]
+        median = row["step_ms"]["median"]
         table.add_row(name, f"{row['tokens_per_s']:,.0f}", f"{median:.1f}", f"{row['first_step_s']:.1f}", peak)
-    console.print(table)
-    console.print(f"QED's step ÷ GDN-2's: {report['qed_over_gdn2']:.3f}")
+    bench.console.print(table)
+    bench.console.print(f"QED's step ÷ GDN-2's: {report['qed_over_gdn2']:.3f}")
     if "gpu_idle_in_training" in report:
         found = report["gpu_idle_in_training"]
         waits = f"{found['waits']:.2%} in waits of {WAIT:.0f} µs or more"
-        console.print(f"GPU idle in `qed train`: {found['whole']:.2%} of the time, {waits}")
-    if out is not None:
-        console.print(f"written to {out}")
-    return report
+        bench.console.print(f"GPU idle in `qed train`: {found['whole']:.2%} of the time, {waits}")
+    bench.say_written()

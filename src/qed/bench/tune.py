@@ -1,8 +1,8 @@
-"""`qed bench --tune`: search launch settings for this machine's GPU, on request only.
+"""`qed bench --tune`: searches launch settings for this machine's GPU, on request only.
 
-Each candidate runs in a process of its own, since a bad one takes its process down; it must pass the benchmark's gate
-on correctness before it is timed. Settings that win by more than the noise go into a file; the kernels use them where
-the environment variable QED_SETTINGS names it.
+Each candidate runs in a process of its own, since a bad one takes its process down, and must pass the benchmark's gate
+on correctness before it is timed. Settings that win by more than the noise go into a file; the kernels use them if the
+environment variable QED_SETTINGS names that file.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ..provenance import environment
-from .ops import STRONG, Candidate, GateError, Shape, candidates, milliseconds, passes_gate
+from .measuring import Bench, GateError, Report, milliseconds
+from .ops import STRONG, Candidate, Shape, candidates, passes_gate
 
 STATES = [
     {"BV": BV, "num_warps": warps, "num_stages": stages}
@@ -38,12 +37,18 @@ CANDIDATES: dict[str, list[dict[str, int]]] = {
     "chunk_terms, cut": [{"BK": BK, "num_warps": warps} for BK in (16, 32, 64) for warps in (4, 8)],
     "chunk_gradients, cut": [{"BK": BK, "num_warps": warps} for BK in (16, 32, 64) for warps in (4, 8)],
 }
-WINS = 0.97  # of the checked-in settings' time: less is noise
-CALLS = 10
+WINS = 0.97  # of the time with the checked-in settings; a smaller gain is noise
+CALLS = 10  # in a row
 
 
 def time_here(shape: Shape, device: str, strong_decay: bool) -> float:
-    """Milliseconds of one forward and backward, of several in a row: the device never waits for Python."""
+    """Return the milliseconds of one forward and backward pass, of several in a row: the GPU never waits for Python.
+
+    Args:
+        shape: The size of the problem.
+        device: The GPU.
+        strong_decay: Time a problem whose chunks all decay so far that they are cut into parts.
+    """
     candidate = candidates(shape, device, "triton", fla=False)["qed, op, strong decay" if strong_decay else "qed, op"]
 
     def calls(candidate: Candidate = candidate) -> None:
@@ -55,14 +60,25 @@ def time_here(shape: Shape, device: str, strong_decay: bool) -> float:
 
 
 def _child(shape: Shape, device: str, strong_decay: bool) -> None:
-    passes_gate(device, "triton", shape.heads, shape.width, STRONG if strong_decay else 1.0)
+    """Run in the process of one candidate: check it, then print its time."""
+    passes_gate(device, "triton", shape, STRONG if strong_decay else 1.0)
     print(json.dumps(time_here(shape, device, strong_decay)))
 
 
 def time_in_a_process(
     shape: Shape, device: str, settings: dict[str, dict[str, int]], strong_decay: bool
 ) -> float | str:
-    """Milliseconds, or why there are none."""
+    """Time settings in a process of their own.
+
+    Args:
+        shape: The size of the problem.
+        device: The GPU.
+        settings: Launch settings by kernel; the others keep the checked-in ones.
+        strong_decay: As in `time_here`.
+
+    Returns:
+        Milliseconds, or in words why there are none.
+    """
     code = f"from qed.bench.tune import _child, Shape; _child(Shape(**{asdict(shape)}), {device!r}, {strong_decay})"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "settings.json"
@@ -78,14 +94,17 @@ def time_in_a_process(
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def tune(console: Console, *, out: Path, device: str, shape: Shape) -> dict[str, Any]:
-    """Search, print, write. Kernels are taken one after the other, the others at the checked-in settings. Those for
-    chunks that are cut are timed where all are."""
-    if not device.startswith("cuda") or not torch.cuda.is_available():
-        raise ValueError(f"--tune: expected a CUDA device, got {device}")
+def tune(bench: Bench, shape: Shape) -> Report:
+    """Search settings for problems of this shape, print them and write them to the file of `bench`.
+
+    Kernels are taken one after the other, while the others keep the checked-in settings. Kernels for chunks that are
+    cut are timed where all chunks are.
+    """
+    if not bench.on_gpu or not torch.cuda.is_available():
+        raise ValueError(f"--tune: expected a CUDA device, got {bench.device}")
     usual = {}
     for strong_decay in (False, True):
-        found = time_in_a_process(shape, device, {}, strong_decay)
+        found = time_in_a_process(shape, bench.device, {}, strong_decay)
         if isinstance(found, str):
             raise GateError(f"--tune: the checked-in settings do not run here: {found}")
         usual[strong_decay] = found
@@ -93,30 +112,36 @@ def tune(console: Console, *, out: Path, device: str, shape: Shape) -> dict[str,
     settings: dict[str, dict[str, int]] = {}
     for kernel, choices in CANDIDATES.items():
         tried[kernel], cut = [], kernel.endswith(", cut")
-        for choice in track(choices, description=kernel, console=console):
-            tried[kernel].append(choice | {"result": time_in_a_process(shape, device, {kernel: choice}, cut)})
+        for choice in track(choices, description=kernel, console=bench.console):
+            result = time_in_a_process(shape, bench.device, {kernel: choice}, cut)
+            tried[kernel].append(choice | {"result": result})
         timed = [row for row in tried[kernel] if not isinstance(row["result"], str)]
         best = min(timed, key=lambda row: row["result"], default=None)
         if best is not None and best["result"] < WINS * usual[cut]:
-            settings[kernel] = {name: x for name, x in best.items() if name != "result"}
-    table = Table(
-        "kernel", "setting", "forward + backward ms", title="checked in: {:.3f} ms, cut {:.3f}".format(*usual.values())
-    )
+            settings[kernel] = _without_result(best)
+    bench.console.print(_table(tried, settings, usual))
+    report = bench.report(shape=asdict(shape), checked_in_ms=usual[False], checked_in_cut_ms=usual[True])
+    report.add(tried=tried, settings=settings)
+    gain = f"{len(settings)} of {len(CANDIDATES)} kernels gain"
+    if bench.out is not None:
+        gain += f"; to use the settings: export QED_SETTINGS={bench.out.resolve()}"
+    bench.console.print(gain, markup=False)
+    return report
+
+
+def _without_result(row: dict[str, Any]) -> dict[str, int]:
+    return {name: x for name, x in row.items() if name != "result"}
+
+
+def _table(
+    tried: dict[str, list[dict[str, Any]]], settings: dict[str, dict[str, int]], usual: dict[bool, float]
+) -> Table:
+    """Make a table of everything that was tried, with an arrow at what was chosen."""
+    title = f"checked in: {usual[False]:.3f} ms, cut {usual[True]:.3f}"
+    table = Table("kernel", "setting", "forward + backward ms", title=title)
     for kernel, rows in tried.items():
         for row in rows:
             result = row["result"] if isinstance(row["result"], str) else f"{row['result']:.3f}"
-            chosen = settings.get(kernel) == {name: x for name, x in row.items() if name != "result"}
-            table.add_row(kernel, str({n: x for n, x in row.items() if n != "result"}), result + " ←" * chosen)
-    console.print(table)
-    report = {
-        "environment": environment(device),
-        "shape": asdict(shape),
-        "checked_in_ms": usual[False],
-        "checked_in_cut_ms": usual[True],
-        "tried": tried,
-        "settings": settings,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
-    console.print(f"{len(settings)} of {len(CANDIDATES)} kernels gain; to use it: export QED_SETTINGS={out.resolve()}")
-    return report
+            chosen = settings.get(kernel) == _without_result(row)
+            table.add_row(kernel, str(_without_result(row)), result + " ←" * chosen)
+    return table

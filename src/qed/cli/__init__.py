@@ -1,4 +1,4 @@
-"""The command line, `qed`."""
+"""The command line, `qed`. Every command is a thin layer over a function of the library, which it imports lazily."""
 
 from .main import app
 

@@ -1,168 +1,157 @@
-"""`qed bench`: every command is a thin door to a module that measures."""
+"""`qed bench`: the commands that measure speed."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .console import console_for, reported
 from .options import (
     LARGEST_SIZE,
-    LARGEST_WIDTH,
+    Batch,
+    Device,
+    Heads,
+    Lengths,
+    Rows,
+    Tokens,
+    Width,
+    Words,
     choice,
-    console_for,
     device_for,
     existing,
     numbers,
-    reported,
     writable,
 )
 
-Out = Annotated[Path | None, typer.Option(help="Where the numbers go, as JSON.")]
-bench = typer.Typer(help="Measure speed, behind a gate on correctness.", invoke_without_command=True)
+if TYPE_CHECKING:
+    from ..bench.measuring import Bench
+
+commands = typer.Typer(
+    help="Measure speed; what is not correct is not timed.",
+    epilog="Example: qed bench --tune --out runs/settings.json",
+    invoke_without_command=True,
+)
+
+Out = Annotated[Path | None, typer.Option(help="The JSON file for the numbers.")]
+Against = Annotated[str, typer.Option(help="'fla' times flash-linear-attention's GDN-2 in the same run.")]
+Size = Annotated[str, typer.Option(help="The model: paper (340M), medium, small, mini or tiny.")]
+Rounds = Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="How often each candidate is timed.")]
 
 
-@bench.callback()
-def bench_main(
+def _bench(out: Path | None, device: str, against: str = "", module: str = "") -> Bench:
+    """Check the options that all benchmarks have; what `against` needs is imported before anything runs."""
+    from ..bench.measuring import Bench
+
+    choice("--against", against, ("fla", ""))
+    if against:
+        import_module(module)
+    target = None if out is None else writable("--out", out, folder=False)
+    return Bench(console=console_for(), device=device_for(device), out=target, fla=bool(against))
+
+
+@commands.callback()
+def _main(
     context: typer.Context,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Search launch settings for this machine's GPU: some ten minutes.")
+        bool, typer.Option("--tune", help="Search launch settings for this machine's GPU, in some ten minutes.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Where --tune writes what it found.")] = Path("runs/settings.json"),
+    out: Annotated[Path, typer.Option(help="The file for the settings that --tune finds.")] = Path(
+        "runs/settings.json"
+    ),
 ) -> None:
     if context.invoked_subcommand is not None:
         return
     if not tune:
         typer.echo(context.get_help())
         raise typer.Exit
-    from ..bench.ops import GateError, Shape
-    from ..bench.tune import tune as search
+    from ..bench import tune as tuning
+    from ..bench.measuring import GateError
+    from ..bench.ops import Shape
 
-    writable("--out", out, folder=False)
     with reported(GateError):
-        search(console_for(), out=out, device=device_for("auto"), shape=Shape())
+        tuning.tune(_bench(out, "auto"), Shape())
 
 
-def _peer(against: str, module: str) -> bool:
-    """Whether flash-linear-attention is to be timed too; what is needed of it is imported before anything runs."""
-    choice("--against", against, ("fla", ""))
-    if against:
-        import_module(module)
-    return bool(against)
-
-
-def _target(out: Path | None) -> Path | None:
-    return None if out is None else writable("--out", out, folder=False)
-
-
-@bench.command()
-def ops(
+@commands.command("ops", epilog="Example: qed bench ops --against fla --out ops.json")
+def _ops(
     out: Out = None,
-    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 in the same run.")] = "",
-    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
-    impl: Annotated[str, typer.Option(help="The form to time.")] = "auto",
-    batch: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE)] = 32,
-    tokens: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE)] = 2048,
-    heads: Annotated[int, typer.Option(min=1, max=LARGEST_WIDTH)] = 6,
-    width: Annotated[int, typer.Option(min=1, max=LARGEST_WIDTH, help="Of keys and of values.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Calls of each candidate that count.")] = 20,
+    against: Against = "",
+    device: Device = "auto",
+    impl: Annotated[str, typer.Option(help="The form of the op to time.")] = "auto",
+    batch: Rows = 32,
+    tokens: Tokens = 2048,
+    heads: Heads = 6,
+    width: Width = 128,
+    rounds: Rounds = 20,
 ) -> None:
     """Time the op, forward and backward, and on a GPU also prefill, decoding and the first call."""
-    from ..bench.ops import GateError, Shape
-    from ..bench.ops import ops as measure
+    from ..bench import ops
+    from ..bench.measuring import GateError
 
-    fla = _peer(against, "fla.ops.gdn2")
-    shape = Shape(batch=batch, tokens=tokens, heads=heads, width=width)
+    shape = ops.Shape(batch=batch, tokens=tokens, heads=heads, width=width)
     with reported(GateError):
-        measure(
-            console_for(),
-            out=_target(out),
-            device=device_for(device),
-            shape=shape,
-            impl=impl,
-            fla=fla,
-            rounds=rounds,
-        )
+        ops.measure(_bench(out, device, against, "fla.ops.gdn2"), shape=shape, impl=impl, rounds=rounds)
 
 
-@bench.command()
-def model(
-    out: Out = None,
-    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 model too.")] = "",
-    size: Annotated[str, typer.Option(help="paper (340M), small, mini or tiny.")] = "paper",
-    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
-    rounds: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Prefills of each candidate that count.")] = 5,
+@commands.command("model", epilog="Example: qed bench model --size small")
+def _model(
+    out: Out = None, against: Against = "", size: Size = "paper", device: Device = "auto", rounds: Rounds = 5
 ) -> None:
     """Time prefill and generation of the whole model."""
-    from ..bench.model import measure
-    from ..bench.ops import GateError
+    from ..bench import model
+    from ..bench.measuring import GateError
     from ..model.config import SIZES, QEDConfig
 
-    fla = _peer(against, "fla.layers.gdn2")
     choice("--size", size, SIZES)
+    bench = _bench(out, device, against, "fla.layers.gdn2")
     with reported(GateError):
-        measure(
-            console_for(),
-            out=_target(out),
-            device=device_for(device),
-            config=QEDConfig(**SIZES[size]),
-            fla=fla,
-            rounds=rounds,
-        )
+        model.measure(bench, config=QEDConfig(**SIZES[size]), rounds=rounds)
 
 
-@bench.command(name="train")
-def bench_train(
+@commands.command("train", epilog="Example: qed bench train --size small --batch 4")
+def _train(
     out: Out = None,
-    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 model too.")] = "",
-    size: Annotated[str, typer.Option(help="paper (340M), small, mini or tiny.")] = "paper",
-    batch: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE)] = 16,
-    tokens: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE)] = 2048,
-    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
-    rounds: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Steps of each candidate that count.")] = 10,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile")] = True,
+    against: Against = "",
+    size: Size = "paper",
+    batch: Rows = 16,
+    tokens: Tokens = 2048,
+    device: Device = "auto",
+    rounds: Rounds = 10,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile and capture the step, as `qed train` does.")
+    ] = True,
 ) -> None:
-    """Time one training step: QED, GDN-2, a Transformer, and fla's GDN-2 if asked; on a GPU also how idle it is."""
-    from ..bench.ops import GateError
-    from ..bench.train import measure
+    """Time a training step of QED, GDN-2, a Transformer and, if asked, fla's GDN-2; on a GPU also how idle it is."""
+    from ..bench import train
+    from ..bench.measuring import GateError
     from ..model.config import SIZES
 
-    fla = _peer(against, "fla.layers.gdn2")
     choice("--size", size, SIZES)
+    bench = _bench(out, device, against, "fla.layers.gdn2")
     with reported(GateError):
-        measure(
-            console_for(),
-            out=_target(out),
-            device=device_for(device),
-            size=SIZES[size],
-            fla=fla,
-            rounds=rounds,
-            batch=batch,
-            tokens=tokens,
-            compiled=compiled,
-        )
+        train.measure(bench, size=SIZES[size], batch=batch, tokens=tokens, rounds=rounds, compiled=compiled)
 
 
-@bench.command("eval")
-def bench_eval(
+@commands.command("eval", epilog="Example: qed bench eval --tokenizer llama2.model --size small --samples 50")
+def _eval(
     tokenizer: Annotated[str, typer.Option(help="A SentencePiece .model or a tokenizer.json.")],
     out: Out = None,
-    against: Annotated[str, typer.Option(help="'fla' to time flash-linear-attention's GDN-2 model too.")] = "",
-    size: Annotated[str, typer.Option(help="paper (340M), small, mini or tiny.")] = "paper",
-    lengths: Annotated[str, typer.Option(help="In tokens.")] = "1024,2048,4096,8192,16384,32768",
-    samples: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Of each length.")] = 500,
-    words: Annotated[Path | None, typer.Option(help="Word lists for keys, instead of the wonderwords package.")] = None,
-    batch: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Prompts at a time.")] = 64,
-    device: Annotated[str, typer.Option(help="'auto' takes a GPU if there is one.")] = "auto",
+    against: Against = "",
+    size: Size = "paper",
+    lengths: Lengths = "1024,2048,4096,8192,16384,32768",
+    samples: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Prompts of each length.")] = 500,
+    words: Words = None,
+    batch: Batch = 64,
+    device: Device = "auto",
 ) -> None:
     """Time S-NIAH-1 on a model with random weights."""
-    from ..bench.eval import measure
+    from ..bench import eval as evaluation
     from ..eval.prompts import Options
     from ..model.config import SIZES
 
-    fla = _peer(against, "fla.layers.gdn2")
     choice("--size", size, SIZES)
     options = Options(
         lengths=numbers("--lengths", lengths, 1, LARGEST_SIZE),
@@ -170,12 +159,5 @@ def bench_eval(
         words=existing("--words", words, folder=True),
         batch=batch,
     )
-    measure(
-        console_for(),
-        out=_target(out),
-        device=device_for(device),
-        size=SIZES[size],
-        tokenizer=tokenizer,
-        options=options,
-        fla=fla,
-    )
+    bench = _bench(out, device, against, "fla.layers.gdn2")
+    evaluation.measure(bench, size=SIZES[size], tokenizer=tokenizer, options=options)

@@ -1,96 +1,83 @@
-"""What all commands share: how errors are said, how text reaches the terminal, how options are read and checked."""
+"""The options that several commands share, and how options are read and checked before anything runs."""
 
 from __future__ import annotations
 
-import errno
-import io
 import math
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from typer.core import TyperGroup
 
-INTERRUPTED = 130  # the shell's exit status of a program that Ctrl-C ended
 LARGEST_SEED = 2**32 - 1  # that Python, NumPy and PyTorch all take
-LARGEST_SIZE = 2**24  # tokens or samples: what is larger is a slip of the hand
+LARGEST_SIZE = 2**24  # tokens or samples; a larger number is a typing mistake
 LARGEST_WIDTH = 2**13  # heads, or channels of one
-# Packages that only some commands need, and what brings them.
-INSTALLED_BY = {
-    **dict.fromkeys(("matplotlib", "scipy"), "'qed-attention[analysis]'"),
-    **dict.fromkeys(("datasets", "pyarrow"), "'qed-attention[data]'"),
-    **dict.fromkeys(("accelerate", "lm_eval", "nltk", "wonderwords"), "'qed-attention[eval]'"),
-    "fla": "flash-linear-attention",
-    "tensorboard": "'qed-attention[tensorboard]'",
-}
 
 
-def console_for(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: a folder named `o[/b]` is no markup, and line :100: no emoji."""
-    return Console(stderr=stderr, markup=False, emoji=False)
+def finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
+    """Refuse NaN and infinity, which ranges let through; a callback for options that are numbers."""
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{parameter.opts[0]}: expected a finite number, got {value}")
+    return value
 
 
-@contextmanager
-def reported(*kinds: type[Exception]) -> Iterator[None]:
-    """An error of these kinds is said in one red line, and the command ends with status 1."""
-    try:
-        yield
-    except kinds as error:
-        if isinstance(error, OSError) and error.errno == errno.EPIPE:
-            raise  # nobody reads what is printed any more: the command line's own library ends quietly
-        said = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, ImportError):
-            what = INSTALLED_BY.get((error.name or "").partition(".")[0])
-            said += f"; this command needs pip install {what}" if what else ""
-        console_for(stderr=True).print(said, style="red", soft_wrap=True, highlight=False)
-        raise typer.Exit(1) from error
-
-
-class Commands(TyperGroup):
-    """All commands, and the one place where errors that a user can mend lose their traceback.
-
-    Those are wrong values (ValueError), files (OSError), packages that are not installed (ImportError) and too little
-    memory. Anything else is a fault of the program, whose traceback is needed to mend it.
-    """
-
-    def main(self, *arguments: Any, **named: Any) -> Any:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # names of files need not be text that can be printed
-                stream.reconfigure(errors="backslashreplace")
-        return super().main(*arguments, **named)
-
-    def invoke(self, context: Any) -> Any:
-        try:
-            with reported(ValueError, OSError, ImportError, MemoryError):
-                return super().invoke(context)
-        except KeyboardInterrupt:
-            console_for(stderr=True).print("stopped by Ctrl-C", style="yellow")
-            raise typer.Exit(INTERRUPTED) from None
-        except RuntimeError as error:
-            if not _is_about_memory(error):
-                raise
-            with reported(MemoryError):
-                raise MemoryError(f"not enough memory: {str(error).splitlines()[0]}") from error
-
-
-def _is_about_memory(error: RuntimeError) -> bool:
-    """PyTorch has a class for this on a GPU, and none on a CPU."""
-    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+Checkpoint = Annotated[Path, typer.Argument(help="A folder that save_pretrained wrote.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; 'auto' takes a GPU if there is one.")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of everything that is random.")]
+Strength = Annotated[float, typer.Option(help="A factor s on every λ.", callback=finite)]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Tasks separated by commas, such as niah_single_1, pairs, fda, mqar and positions; a wrong name lists all."
+    ),
+]
+Lengths = Annotated[str, typer.Option(help="Context lengths of needle tasks in tokens, separated by commas.")]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=LARGEST_SIZE,
+        help="Examples of each task and length; by default 500 of needle tasks, and all of the others.",
+    ),
+]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="A .model or .json file, if the checkpoint's folder has no tokenizer.")
+]
+Words = Annotated[
+    Path | None, typer.Option(help="A folder of word lists for keys, instead of the wonderwords package.")
+]
+Essays = Annotated[
+    Path | None, typer.Option(help="The haystack of needle tasks other than niah_single_1: .json or .txt, also .xz.")
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(help="TASK=FILE of JSON lines; positions=FOLDER that `qed prepare` wrote. May be given repeatedly."),
+]
+Variant = Annotated[str, typer.Option(help="How fda, swde and squad_completion are asked: A0, A1 or B.")]
+Prompts = Annotated[Path | None, typer.Option(help="A folder of frozen prompts that runs share.")]
+Batch = Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Prompts at a time.")]
+Heads = Annotated[int, typer.Option(min=1, max=LARGEST_WIDTH, help="Heads of the op.")]
+Width = Annotated[int, typer.Option(min=1, max=LARGEST_WIDTH, help="Channels of a head, of keys and of values.")]
+Tokens = Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Tokens of a sequence.")]
+Rows = Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences at a time.")]
 
 
 def choice(option: str, value: str, allowed: Iterable[str]) -> None:
+    """Refuse a value that is not allowed.
+
+    Args:
+        option: The option's name, for the message.
+        value: What was given.
+        allowed: All values that are allowed; an empty one stands for leaving the option out.
+    """
     if value not in allowed:
         names = ", ".join(name or "nothing" for name in allowed)
         raise ValueError(f"{option}: expected one of {names}, got {value!r}")
 
 
 def device_for(name: str) -> str:
-    """`name`, or for "auto" the first GPU if there is one; refused if there is no such device here."""
+    """Return the device of this name, for "auto" a GPU if there is one; refuse a device that is not here."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -102,15 +89,8 @@ def device_for(name: str) -> str:
     return name
 
 
-def finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    """For options that are numbers: neither NaN nor infinite, which ranges let through."""
-    if value is not None and not math.isfinite(value):
-        raise ValueError(f"{parameter.opts[0]}: expected a finite number, got {value}")
-    return value
-
-
 def assignments(items: list[str] | None) -> dict[str, str]:
-    """field=value of --set, each field once."""
+    """Read field=value of every --set; each field may be given once."""
     found: dict[str, str] = {}
     for item in items or []:
         field, separator, value = item.partition("=")
@@ -123,7 +103,7 @@ def assignments(items: list[str] | None) -> dict[str, str]:
 
 
 def files(data: list[str] | None, allowed: Iterable[str]) -> dict[str, Path]:
-    """TASK=FILE of the tasks in `allowed`, each once; and every file or folder is there."""
+    """Read TASK=FILE of every --data. Each task in `allowed` may be given once, and its file or folder must exist."""
     allowed, found = list(allowed), dict[str, Path]()
     for item in data or []:
         task, separator, path = item.partition("=")
@@ -142,22 +122,35 @@ def files(data: list[str] | None, allowed: Iterable[str]) -> dict[str, Path]:
 
 
 def names(option: str, items: list[str] | None, allowed: Iterable[str] | None) -> list[str]:
-    """Given one by one or parted by commas; any at all if `allowed` is None."""
+    """Read names that are given one by one or separated by commas.
+
+    Args:
+        option: The option's name, for messages.
+        items: What was given.
+        allowed: The names there are; any name will do if this is None.
+    """
     found = [name.strip() for item in items or [] for name in item.split(",")]
     for name in found if allowed is not None and all(found) else []:
         choice(option, name, allowed or ())
     if not found or not all(found):
-        wanted = "names parted by commas" if allowed is None else f"one or more of {', '.join(allowed)}"
+        wanted = "names separated by commas" if allowed is None else f"one or more of {', '.join(allowed)}"
         raise ValueError(f"{option}: expected {wanted}, got {','.join(found) or 'none'!r}")
     return found
 
 
 def numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
-    """Whole numbers in a range, parted by commas."""
+    """Read whole numbers separated by commas.
+
+    Args:
+        option: The option's name, for messages.
+        text: What was given.
+        least: The smallest number allowed.
+        most: The largest number allowed.
+    """
     try:
         found = tuple(int(x) for x in text.split(","))
     except ValueError:
-        raise ValueError(f"{option}: expected whole numbers parted by commas, got {text!r}") from None
+        raise ValueError(f"{option}: expected whole numbers separated by commas, got {text!r}") from None
     for number in found:
         if not least <= number <= most:
             raise ValueError(f"{option}: expected numbers from {least} to {most}, got {number}")
@@ -165,25 +158,37 @@ def numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
 
 
 def factors(option: str, text: str) -> tuple[float, ...]:
-    """Finite numbers, each once, parted by commas."""
+    """Read finite numbers separated by commas, each of which may be given once."""
     try:
         found = tuple(float(x) for x in text.split(","))
     except ValueError:
-        raise ValueError(f"{option}: expected numbers parted by commas, got {text!r}") from None
+        raise ValueError(f"{option}: expected numbers separated by commas, got {text!r}") from None
     if not all(map(math.isfinite, found)) or len(set(found)) < len(found):
         raise ValueError(f"{option}: expected finite numbers, each once, got {text!r}")
     return found
 
 
 def existing(option: str, path: Path | None, *, folder: bool) -> Path | None:
-    """Refuse a file or folder that is not there, whether or not a task will read it."""
+    """Refuse a file or folder that does not exist, whether or not a task will read it.
+
+    Args:
+        option: The option's name, for the message.
+        path: What was given, if anything.
+        folder: Whether it should be a folder rather than a file.
+    """
     if path is not None and not (path.is_dir() if folder else path.is_file()):
         raise ValueError(f"{option}: expected a {'folder' if folder else 'file'}, got {path}")
     return path
 
 
 def writable(option: str, path: Path, *, folder: bool) -> Path:
-    """Refuse, before any work, a path at which no such folder or file can be written."""
+    """Refuse, before any work, a path at which no such folder or file can be written.
+
+    Args:
+        option: The option's name, for the message.
+        path: What was given.
+        folder: Whether a folder is to be written rather than a file.
+    """
     if folder and path.exists() and not path.is_dir():
         raise ValueError(f"{option}: expected a folder, got the file {path}")
     if not folder and path.is_dir():
