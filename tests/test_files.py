@@ -1,5 +1,6 @@
 """Files are whole or not there, have the permissions of plain ones, and are never written through a link."""
 
+import lzma
 import os
 import stat
 from pathlib import Path
@@ -74,3 +75,17 @@ def test_what_is_no_json(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"x\.json: expected JSON"):
         files.read_json(tmp_path / "x.json")
+
+
+def test_what_is_no_result(tmp_path: Path) -> None:
+    """With words for what a file should be, whatever is wrong with it is one kind of error, which says them."""
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "damaged.json.xz").write_bytes(lzma.compress(b"{}")[:-5])
+    for name in ("list.json", "damaged.json.xz", "missing.json", "."):
+        with pytest.raises(ValueError, match="expected a result, got"):
+            files.read_json(tmp_path / name, "a result")
+    with pytest.raises(OSError, match=r"missing\.json"):
+        files.read_json(tmp_path / "missing.json")
+    (tmp_path / "whole.json.xz").write_bytes(lzma.compress(b'{"a": 1}'))
+    assert files.read_json(tmp_path / "whole.json.xz", "a result") == {"a": 1}
+    assert files.read_json(tmp_path / "list.json") == []

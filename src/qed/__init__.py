@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .auto import register
 from .explaining import explain
+from .kernels.recurrence.settings import use_settings
 from .ops import erase_write, erase_write_step
 from .rules import RULES, qed_attention
 
@@ -26,6 +27,7 @@ __all__ = [
     "erase_write_step",
     "explain",
     "qed_attention",
+    "use_settings",
 ]
 
 register()

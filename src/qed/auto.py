@@ -1,6 +1,8 @@
-"""Tell transformers' Auto classes about this model when they are first imported: `import qed` need not import them.
+"""Registers this model with transformers' Auto classes as soon as they are imported.
 
-Importing transformers' model code takes longer than importing torch, and who only wants the op never uses it.
+Importing transformers' model code takes longer than importing torch, and code that only wants the op never uses it. So
+`import qed` does not import the Auto classes: it registers the model with those that are already imported, and installs
+an import hook that registers it with the others right after something else imports them.
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ def _register_model() -> None:
 
     AutoModel.register(QEDConfig, QEDModel, exist_ok=True)
     AutoModelForCausalLM.register(QEDConfig, QEDForCausalLM, exist_ok=True)
-    # By this table the Trainer knows that labels are to be shifted, where it takes the loss itself (label smoothing).
+    # With label smoothing the Trainer computes the loss itself; this table tells it that labels have to be shifted.
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["qed"] = "QEDForCausalLM"
 
 
-AFTER: dict[str, Callable[[], None]] = {
+REGISTRATIONS: dict[str, Callable[[], None]] = {
     "transformers.models.auto.configuration_auto": _register_config,
     "transformers.models.auto.modeling_auto": _register_model,
 }
 
 
-class _Then(importlib.abc.Loader):
-    """Loads as another loader does, then runs what waits for the module."""
+class _RegisteringLoader(importlib.abc.Loader):
+    """Loads a module with another loader, then registers this model with it."""
 
     def __init__(self, loader: importlib.abc.Loader, name: str):
         self.loader, self.name = loader, name
@@ -54,26 +56,28 @@ class _Then(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
-        AFTER[self.name]()
+        REGISTRATIONS[self.name]()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the Auto classes' modules as the other finders do, and wraps their loaders."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in AFTER:
+        if fullname not in REGISTRATIONS:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Then(spec.loader, fullname)
+                spec.loader = _RegisteringLoader(spec.loader, fullname)
                 return spec
         return None
 
 
 def register() -> None:
-    """Now for what is imported already, and later for the rest."""
-    for name, then in AFTER.items():
+    """Register this model with the Auto classes, now or, where they are not imported yet, when they are."""
+    for name, register_with in REGISTRATIONS.items():
         if name in sys.modules:
-            then()
+            register_with()
     sys.meta_path.insert(0, _Finder())

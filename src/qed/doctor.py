@@ -1,9 +1,9 @@
-"""Is this installation sound? Versions, which form runs where, and every form that can run checked against the loop.
+"""Checks an installation: versions, which form of the op runs here, and every form that can run against the loop.
 
-A compiler can be wrong without saying so: the kernels are run forward and backward at the shape that matters, here,
-and compared with the float64 loop, before anything is trained with them. Decay is weak, as in a new model, and strong,
-as in a trained one, which takes other ways through the kernels. A small model in training, in inference and decoding,
-which have kernels of their own, is compared with itself in float64, which has none.
+A compiler can be wrong without saying so. So before anything is trained, the kernels are run here, forward and
+backward, at the shape that matters, and compared with the float64 loop. Decay is weak, as in a new model, and strong,
+as in a trained one, which takes other branches of the kernels. Training, inference and decoding of a model have kernels
+of their own, and float64 has none: a small model is compared with itself in float64.
 """
 
 from __future__ import annotations
@@ -21,15 +21,32 @@ from .model.config import QEDConfig
 from .model.decoding import Decoder
 from .ops import explain
 from .ops.routes import RECURRENCE
-from .testing import Case, environment, over_budget, relative_error
+from .provenance import environment
+from .testing import Case, over_budget, relative_error
 
-DECAYS = {"weak decay": -0.1, "strong decay": -5.0}  # of a token, at most
-MODEL_BAR = {torch.bfloat16: 6e-2, torch.float16: 8e-3, torch.float32: 1e-4}  # relative: twice what rounding does
-DECODED = 8  # tokens
+DECAYS = {"weak decay": -0.1, "strong decay": -5.0}  # the fastest log-decay of a token
+MODEL_BAR = {
+    torch.bfloat16: 6e-2,
+    torch.float16: 8e-3,
+    torch.float32: 1e-4,
+}  # relative; twice what rounding makes
+DECODED = 8  # tokens that are decoded one by one
 
 
 def examine(console: Console, *, device: str, dtype: torch.dtype, heads: int, width: int, tokens: int) -> bool:
-    """Print what was found; True if every form that runs here is within its error budget."""
+    """Check the installation and print what was found.
+
+    Args:
+        console: Where to print.
+        device: Where to run the checks.
+        dtype: The precision of the op's inputs and the model's weights.
+        heads: Heads of the op, and of the model.
+        width: Channels of a head, of keys and of values.
+        tokens: Length of the sequences.
+
+    Returns:
+        True if every form that runs here, and the model, is within its error budget.
+    """
     found = Table("", "", show_header=False)
     for name, value in environment(device).items():
         found.add_row(name, value)
@@ -44,7 +61,7 @@ def examine(console: Console, *, device: str, dtype: torch.dtype, heads: int, wi
     for impl in RECURRENCE.names:
         try:
             explain(**low, impl=impl)
-        except RuntimeError as cannot:  # no fault: it says so instead of running
+        except RuntimeError as cannot:  # not a fault: the form says that it does not run here
             table.add_row(impl, str(cannot))
             continue
         verdicts = []
@@ -68,11 +85,22 @@ def examine(console: Console, *, device: str, dtype: torch.dtype, heads: int, wi
 
 
 def model_errors(device: str, dtype: torch.dtype, heads: int, width: int, tokens: int) -> dict[str, float]:
-    """Relative, of two layers' logits and of all their gradients together."""
+    """Compare a model of two layers with itself in float64.
+
+    Args:
+        device: Where to run it.
+        dtype: The precision of its weights.
+        heads: Heads of a layer.
+        width: Channels of a head.
+        tokens: Length of the sequences; the last DECODED of them are also decoded one by one.
+
+    Returns:
+        Relative errors of the logits in training, inference and decoding, and of all gradients together.
+    """
     torch.manual_seed(0)
     hidden = heads * width
     size = {"hidden_size": hidden, "num_heads": heads, "head_dim": width, "intermediate_size": 2 * hidden}
-    # Weights so large that logits are the layers', not the embedding's.
+    # Weights are so large that the layers decide the logits, not the embedding.
     config = QEDConfig(**size, num_hidden_layers=2, vocab_size=256, initializer_range=hidden**-0.5)
     model = QEDForCausalLM(config).to(device, dtype).eval()
     ids = torch.randint(0, 256, (2, tokens), device=device)

@@ -1,15 +1,15 @@
 """One process at a time in a folder, on one machine or on several that share it.
 
-Whoever wants a lock creates a file of its own, `.NAME.KERNEL-PID-TOKEN.lock`, and then looks for others. If a living
-process has one, ours is removed again and the lock is refused or waited for; if there is none, the lock is ours. Two
-processes cannot both succeed, since each creates its file before it looks. Names are never used twice, so that a dead
-process's file may be removed by anyone at any time.
+A process that wants a lock creates a file of its own, `.NAME.KERNEL-PID-TOKEN.lock`, and then looks for others. If a
+living process has one, ours is removed again and the lock is refused or waited for; if there is none, the lock is ours.
+Two processes cannot both succeed, since each creates its file before it looks. Names are never used twice, so that
+anyone may remove a dead process's file at any time.
 
-Whether a file's process is alive is known in two ways. While it lives it holds the kernel's lock (`flock`) on its file,
-which ends with the process however it dies: that decides between processes of one kernel, without trusting process
-numbers, which are used again. From another machine, or where a file system has no such locks, the file's time counts:
-its process renews it every BEAT seconds, and after STALE seconds without that it is taken for dead. Times are compared
-with that of our own file on the same file system, so that clocks need not agree.
+There are two ways to know whether a file's process is alive. While it lives it holds the kernel's lock (`flock`) on its
+file, which ends with the process however it dies. That decides between processes of one kernel, without trusting
+process numbers, which are reused. On another machine, or where a file system has no such locks, the file's modification
+time counts: its process renews it every BEAT seconds, and after STALE seconds without renewal it is considered dead.
+Times are compared with that of our own file on the same file system, so that clocks need not agree.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PAUSE = 0.5  # seconds between looks at a lock that is waited for
 
 
 class LockedError(OSError):
-    """Another process is at work there."""
+    """Another process is working in the folder."""
 
 
 @dataclass
 class Lock:
-    """A lock that is held. `check` says whether it still is."""
+    """A lock that this process holds; `check` raises if it no longer does."""
 
     path: Path
     handle: int
@@ -52,11 +52,13 @@ class Lock:
                 os.utime(self.path)
 
     def check(self) -> None:
-        """Before something is written: a process that was stopped for long may have been taken for dead."""
+        """Raise LockedError if the lock was lost. A process that was suspended for long may count as dead, so it
+        calls this before it writes."""
         if not self.path.exists():
             raise LockedError(f"{self.path.parent}: this process's lock was taken over while it did not respond")
 
     def release(self) -> None:
+        """Give the lock up and remove its file."""
         self.released.set()
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
@@ -67,8 +69,14 @@ class Lock:
 def held(
     folder: Path, name: str, *, wait: bool = False, say: Callable[[str], object] = lambda _: None
 ) -> Iterator[Lock]:
-    """The lock `name` of a folder, which is made if it is not there. If another process has it, LockedError; or, with
-    `wait`, `say` is told whom we wait for."""
+    """Hold a lock of a folder while the block runs; LockedError if another process holds it and `wait` is false.
+
+    Args:
+        folder: The folder, which is made if it is not there, and removed again if it is empty in the end.
+        name: The lock's name; locks of different names do not exclude each other.
+        wait: Wait until the lock is free instead of raising.
+        say: Called with a line of text that says which process we wait for.
+    """
     made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +108,7 @@ def _acquire(folder: Path, name: str, wait: bool, say: Callable[[str], object]) 
         try:
             holder = _holder(path, handle)
             if holder is None:
-                # Only a holder's file says who it is: an empty one belongs to somebody who is looking, as we are.
+                # Only a holder's file says who it is: an empty one belongs to a process that still looks, as we do.
                 os.write(handle, json.dumps(_self()).encode())
                 return Lock(path, handle)
         except BaseException:
@@ -122,7 +130,7 @@ def _withdraw(path: Path, handle: int) -> None:
 
 
 def _holder(path: Path, handle: int) -> str | None:
-    """Who else has the lock or wants it, empty for one who only wants it; None if nobody does."""
+    """Return who else holds the lock; empty if another process only wants it, None if nobody does."""
     _flock(handle, fcntl.LOCK_EX)
     if not path.exists():  # removed as a dead process's, between its creation and its lock
         return ""
@@ -134,7 +142,7 @@ def _holder(path: Path, handle: int) -> str | None:
 
 
 def _alive(path: Path, now: float) -> str | None:
-    """Of a living process's file what it says of itself; a dead one's is removed."""
+    """Return what a living process's file says about it; remove a dead one's and return None."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -144,7 +152,7 @@ def _alive(path: Path, now: float) -> str | None:
         same = path.name.split(".")[2].startswith(_kernel() + "-")
         silent = now - os.fstat(handle).st_mtime > STALE
         if (free and same) or (free is not False and silent):
-            path.unlink(missing_ok=True)  # while we have its lock: nobody gets it in between
+            path.unlink(missing_ok=True)  # while we hold its kernel lock, so that nobody takes it in between
             return None
         return _described(os.read(handle, 4096))
     finally:
@@ -160,7 +168,7 @@ def _described(data: bytes) -> str:
 
 
 def _flock(handle: int, kind: int) -> bool | None:
-    """Whether the kernel's lock was had; None where there are none."""
+    """Try to take the kernel's lock: True if it was taken, False if not, None where there are no such locks."""
     try:
         fcntl.flock(handle, kind)
     except BlockingIOError:
@@ -171,7 +179,7 @@ def _flock(handle: int, kind: int) -> bool | None:
 
 
 def _kernel() -> str:
-    """This kernel until its next start; with namespaces a machine's name may stand for several, or several for one."""
+    """Identify this kernel until its next start. A host's name does not: with namespaces several may share one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
     except OSError:

@@ -1,27 +1,63 @@
 """Where a result came from: machine and versions, git's commit, the code itself, and the plan it was registered under.
 
-git says nothing about a package that is installed, and "changed" says too little about one that is edited; the sha256
-of all files of the package tells which code made a result, wherever it ran. A plan is registered by committing a text
-before anything it describes is run; what is added to it later comes after a line `## Additions`, and its sha256, which
-every result of `qed reproduce --plan` carries, is of what stands before that line.
+git says nothing about an installed package, and "changed" says too little about an edited one. The sha256 of all files
+of the package tells which code made a result, wherever it ran.
+
+A plan is registered by committing its text before anything it describes is run. What is added to it later comes after a
+line `## Additions`. The plan's sha256, which every result of `qed reproduce --plan` carries, covers the text before
+that line.
 """
 
 from __future__ import annotations
 
 import hashlib
+import platform
+import subprocess
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .testing import environment, git_state
+import torch
 
 ADDITIONS = "## Additions"
 _registered = ""
 
 
+def environment(device: str) -> dict[str, str]:
+    """Return the versions and the device that a result depends on, by name."""
+
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    name = device
+    if device.startswith("cuda"):
+        major, minor = torch.cuda.get_device_capability(device)
+        name = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+    packages = ("qed-attention", "torch", "triton", "transformers", "fla-core")
+    return {"python": platform.python_version(), "device": name} | {x: installed(x) for x in packages}
+
+
+def git_state() -> str:
+    """Return the commit, with " changed" if files differ from it; empty outside a repository or without git."""
+
+    def ask(*words: str) -> str:
+        try:
+            done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent)
+        except OSError:
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    commit = ask("rev-parse", "HEAD")
+    return commit + (" changed" if commit and ask("status", "--porcelain") else "")
+
+
 @lru_cache
 def code_sha256(package: Path = Path(__file__).parent) -> str:
-    """Of the names and contents of all files of this package."""
+    """Return the sha256 of the names and contents of all files of a package; of this one if none is given."""
     whole = hashlib.sha256()
     for path in sorted(x for x in package.rglob("*") if x.is_file() and "__pycache__" not in x.parts):
         for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
@@ -30,7 +66,7 @@ def code_sha256(package: Path = Path(__file__).parent) -> str:
 
 
 def plan_sha256(path: Path) -> str:
-    """Of a registered plan, without what was added to it later."""
+    """Return the sha256 of a registered plan, without what was added to it later."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -47,11 +83,12 @@ def plan_sha256(path: Path) -> str:
 
 
 def register(plan: str) -> None:
-    """From now on, results of this process carry the sha256 of this plan."""
+    """Make all later results of this process carry `plan`, the sha256 of a registered plan."""
     global _registered
     _registered = plan
 
 
 def provenance(device: str) -> dict[str, Any]:
+    """Return everything that says where a result of this process comes from, as it is kept with the result."""
     found: dict[str, Any] = {"environment": environment(device), "git": git_state(), "code": code_sha256()}
     return found | ({"plan": _registered} if _registered else {})

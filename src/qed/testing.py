@@ -1,13 +1,12 @@
-"""Shared by tests and benchmarks: inputs that resemble a model's and inputs that try to break it, and error
-budgets taken from a lower precision's own error instead of from taste."""
+"""What tests and benchmarks compare with.
+
+Inputs resemble a model's, or try to break the op. Error budgets come from the error that a lower precision makes by
+itself, not from taste.
+"""
 
 from __future__ import annotations
 
-import platform
-import subprocess
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,14 +25,14 @@ BUDGET_FLOOR = {"chunkwise": 32, "triton": 64}  # … and no budget is below as 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A reproducible problem. QED's erase vector with strength λ; unit keys and queries; gates in (0, 1)."""
+    """A reproducible problem: QED's erase vector with strength λ, unit keys and queries, gates in (0, 1)."""
 
     batch: int = 1
     tokens: int = 64
     heads: int = 2
     key_width: int = 16
     value_width: int = 16
-    keys: Keys = "random"  # few: drawn, like the queries, from four directions
+    keys: Keys = "random"  # "few": keys and queries are drawn from four directions
     decay: Decay = "channel"
     log_decay: float = -1.0  # g is uniform in [log_decay, 0] …
     constant_decay: bool = False  # … or this value everywhere
@@ -43,7 +42,7 @@ class Case:
     seed: int = 0
 
     def inputs(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> dict[str, Any]:
-        """q, k, a, u, g and initial_state by name, drawn in float64 and rounded once."""
+        """Draw q, k, a, u, g and initial_state in float64 and round them once to `dtype`; they come by name."""
         random = torch.Generator().manual_seed(self.seed)
 
         def normal(*shape: int) -> Tensor:
@@ -76,7 +75,17 @@ class Case:
 def run(
     inputs: dict[str, Any], *, impl: str, scale: float = 1.0, cu_seqlens: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Outputs and gradients of one form by name, for a fixed random cotangent."""
+    """Run one form of the op forward and backward, with a fixed random cotangent.
+
+    Args:
+        inputs: The op's tensors by name, as `Case.inputs` draws them.
+        impl: The form to run.
+        scale: The op's factor on the output.
+        cu_seqlens: Boundaries of packed sequences.
+
+    Returns:
+        The output "o", the final "state", and the gradient of every input, such as "dq".
+    """
     leaves: dict[str, Any] = {name: None if x is None else x.detach().requires_grad_() for name, x in inputs.items()}
     o, state = erase_write(**leaves, scale=scale, cu_seqlens=cu_seqlens, impl=impl)
     random = torch.Generator().manual_seed(1)
@@ -91,7 +100,7 @@ def run(
 
 
 def relative_error(x: Tensor, truth: Tensor) -> float:
-    """‖x − truth‖ / ‖truth‖ in float64 (the absolute error where the truth is zero); NaN counts as infinite."""
+    """Return ‖x − truth‖ / ‖truth‖ in float64: the absolute error where the truth is zero, infinity for NaN."""
     x, truth = x.detach().double(), truth.detach().double()
     error = float((x - truth).norm()) / (float(truth.norm()) or 1.0)
     return error if error == error else float("inf")
@@ -106,13 +115,23 @@ def over_budget(
     scale: float = 1.0,
     cu_seqlens: Tensor | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """The outputs and gradients of `impl` in `dtype` that are further from the truth than the budget allows, as
-    name → (error, budget).
+    """Find the outputs and gradients of a form that are further from the truth than the budget allows.
 
     The truth is the float64 loop. The budget is BUDGET_FACTOR times the larger of two errors: that of the loop in
     `dtype` itself (for float64: of the float32 loop, carried over to float64's rounding), and what one rounding of
     the inputs does to the truth, which says how ill-conditioned the problem is: a rounding of the arithmetic or, for
     a form whose matrix products take operands of `products`, one of theirs.
+
+    Args:
+        inputs: The op's tensors by name, in float64.
+        impl: The form to examine.
+        dtype: The precision to run it in.
+        products: The precision of the form's matrix products, where that is lower than `dtype`.
+        scale: The op's factor on the output.
+        cu_seqlens: Boundaries of packed sequences.
+
+    Returns:
+        (error, budget) by the name of each output or gradient that is over budget; empty if none is.
     """
     rounding, narrower = torch.finfo(dtype).eps, torch.float32 if dtype == torch.float64 else dtype
     rounded = _cast(_cast(inputs, dtype), torch.float64)
@@ -146,38 +165,7 @@ def over_budget(
     return over
 
 
-def environment(device: str) -> dict[str, str]:
-    """What a result depends on, by name."""
-
-    def installed(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "not installed"
-
-    name = device
-    if device.startswith("cuda"):
-        major, minor = torch.cuda.get_device_capability(device)
-        name = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
-    packages = ("qed-attention", "torch", "triton", "transformers", "fla-core")
-    return {"python": platform.python_version(), "device": name} | {x: installed(x) for x in packages}
-
-
-def git_state() -> str:
-    """The commit, and whether files differ from it; empty outside a repository, or where there is no git."""
-
-    def ask(*words: str) -> str:
-        try:
-            done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent)
-        except OSError:
-            return ""
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    commit = ask("rev-parse", "HEAD")
-    return commit + (" changed" if commit and ask("status", "--porcelain") else "")
-
-
 def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Inputs in `dtype`, with g and the state in the precision the op computes in."""
+    """Cast inputs to `dtype`, but g and the state to the precision the op computes in."""
     wide = {"g": compute_dtype(dtype), "initial_state": compute_dtype(dtype)}
     return {name: None if x is None else x.to(wide.get(name, dtype)) for name, x in inputs.items()}

@@ -19,8 +19,8 @@ from qed.analysis.results import Run
 from qed.cli import app
 from qed.data.prepare import prepare
 from qed.locks import LockedError, held
+from qed.provenance import git_state
 from qed.recipes import build
-from qed.testing import git_state
 from qed.train import checkpoints
 from qed.train.loop import STOPPED, Trainer, train
 from qed.train.metrics import read_metrics

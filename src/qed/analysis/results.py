@@ -23,8 +23,9 @@ from ..eval import niah
 from ..eval.packing import unpacked
 from ..eval.prompts import NEEDLES
 from ..eval.recall import DATASETS
-from ..eval.records import by_index, read_json
+from ..eval.records import by_index
 from ..eval.run import TASKS
+from ..files import read_json
 from ..recipes import usual_theta
 from ..recipes.arms import Arm
 from ..train.metrics import read_metrics

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..eval.records import read_json
+from ..files import read_json
 from ..provenance import ADDITIONS, plan_sha256
 from .results import SHARED, Result, Run
 

@@ -22,7 +22,7 @@ from ..data import tokenization
 from ..files import write_json
 from ..model.base import weights_dtype
 from ..model.loading import load
-from ..testing import environment, git_state
+from ..provenance import environment, git_state
 from . import niah, recall
 from .records import digest, lines, numbered_lines, text_digest, write_lines
 

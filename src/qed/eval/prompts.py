@@ -21,13 +21,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer
 
 from ..data import tokenization
-from ..files import write_json
+from ..files import read_json, write_json
 from . import keys, niah, pairs, recall
 from .records import (
     digest,
     file_digest,
     numbered_lines,
-    read_json,
     read_rows,
     text_digest,
     write_lines,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import replacing, write_bytes, write_json
+from ..files import read_json, replacing, write_bytes, write_json
 
 
 def digest(value: Any) -> str:
@@ -33,19 +33,6 @@ def text_digest(text: str) -> str:
 def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The object in a JSON file, or in one packed as .xz; anything else is an error that names the file and what it
-    should be."""
-    try:
-        raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-        found = json.loads(raw.decode("utf-8"))
-    except (OSError, ValueError, RecursionError, lzma.LZMAError) as error:
-        raise ValueError(f"{path}: expected {what}, got: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected {what}, got JSON of type {type(found).__name__}")
-    return found
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:

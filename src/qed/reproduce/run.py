@@ -23,7 +23,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -35,7 +34,6 @@ from ..analysis.report import write
 from ..analysis.results import Run, runs
 from ..analysis.strength import SCALES
 from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of, needle_lengths
-from ..bench_train import ours
 from ..data import sources, tokenization
 from ..data.prepare import prepare
 from ..eval import niah
@@ -44,6 +42,7 @@ from ..eval.prompts import frozen
 from ..files import read_json, remove_leftovers, write_json
 from ..train.loop import STOPPED
 from ..train.metrics import read_row
+from ..train.step import tokens_per_second
 from .plan import ALL_STAGES, Plan, Unit
 from .unit import ELSEWHERE, finished, options
 
@@ -141,19 +140,12 @@ def say_hours(plan: Plan, out: Path, device: str, console: Console) -> None:
     config = plan.config(plan.units[0], out)
     rows = config.micro_tokens // config.sequence if device.startswith("cuda") else 1
     with console.status("measuring the speed of training"):
-        step = ours(config.model_config(), device, config.compile and device.startswith("cuda"))
-        step.rows = torch.randint(3, config.model_config().vocab_size, (rows, config.sequence + 1), device=device)
-        times = []
-        for _ in range(6 if device.startswith("cuda") else 2):
-            start = time.perf_counter()
-            step()
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-    del step
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()  # the trainings are in processes of their own
-    rate = rows * config.sequence / min(times)
+        rate = tokens_per_second(
+            config.model_config(),
+            device,
+            shape=(rows, config.sequence),
+            compiled=config.compile and device.startswith("cuda"),
+        )
     hours = len(plan.units) * config.total_tokens / rate / 3600
     console.print(
         f"{len(plan.units)} trainings of {config.total_tokens:,} tokens at {rate:,.0f} tokens/s, measured here: "

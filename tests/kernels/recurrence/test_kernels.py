@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qed.bench import ERROR_BARS, STRONG, gate
+from qed.bench.ops import ERROR_BARS, STRONG, gate
 from qed.ops import erase_write, erase_write_step
 from qed.ops.operators import TRITON
 from qed.testing import Case, over_budget, relative_error, run

@@ -1,4 +1,4 @@
-"""`qed bench ops`: what it measures at a size a CPU can do, and that it refuses to time a wrong result."""
+"""`qed bench`: what it measures at a size a CPU can do, and that it refuses to time a wrong result."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from qed import QEDConfig, QEDForCausalLM
-from qed.bench import Shape
-from qed.bench_model import decay_faster
-from qed.bench_train import idle
+from qed.bench.measuring import Bench
+from qed.bench.model import decay_faster
+from qed.bench.ops import Shape
+from qed.bench.train import idle
+from qed.bench.tune import tune
 from qed.cli import app
 from qed.data import tokenization
 from qed.data.synthetic import documents
 from qed.ops import operators
-from qed.tune import tune
 
 SIZES = {"batch": 2, "tokens": 64, "heads": 1, "width": 16, "rounds": 2}
 SMALL = ["bench", "ops", "--device", "cpu", *(word for name, x in SIZES.items() for word in (f"--{name}", str(x)))]
@@ -80,17 +81,17 @@ def test_tuning_keeps_what_wins_by_more_than_noise(tmp_path: Path, monkeypatch: 
         wins = {"chunk_terms": 9.8, "chunk_gradients, cut": 15.0}
         return wins.get(kernel, usual) if setting.get("BK") == 16 else usual
 
-    monkeypatch.setattr("qed.tune.time_in_a_process", time)
+    monkeypatch.setattr("qed.bench.tune.time_in_a_process", time)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("qed.tune.environment", lambda device: {})
+    monkeypatch.setattr("qed.bench.measuring.environment", lambda device: {})
     file = tmp_path / "settings.json"
-    report = tune(Console(quiet=True), out=file, device="cuda", shape=Shape())
+    report = tune(Bench(console=Console(quiet=True), out=file, device="cuda"), Shape())
     assert report["settings"] == {"chunk_gradients, cut": {"BK": 16, "num_warps": 4}}
     assert json.loads(file.read_text())["settings"] == report["settings"]
 
 
 def test_the_model_is_measured_behind_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qed.bench_model.compile_blocks", lambda model: None)  # a compiler is not what is tested
+    monkeypatch.setattr("qed.bench.model.compile_blocks", lambda model: None)  # a compiler is not what is tested
     file = tmp_path / "model.json"
     command = ["bench", "model", "--size", "tiny", "--device", "cpu", "--rounds", "1", "--out", str(file)]
     result = CliRunner().invoke(app, command)
@@ -98,7 +99,7 @@ def test_the_model_is_measured_behind_its_gate(tmp_path: Path, monkeypatch: pyte
     report = json.loads(file.read_text())
     assert set(report["generation_tokens_per_second"]["64"]) == {"qed, stream", "qed, model.generate"}
     assert set(report["prefill_tokens_per_second"]["1 x 512"]) == {"qed", "qed compiled", "qed, strong decay"}
-    monkeypatch.setattr("qed.bench_model.LOGITS_BAR", -1.0)
+    monkeypatch.setattr("qed.bench.model.LOGITS_BAR", -1.0)
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 1
     assert "correctness gate" in refused.output

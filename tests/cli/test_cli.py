@@ -4,16 +4,20 @@ status other than 0, before anything runs, and nothing is left behind."""
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import qed
@@ -29,6 +33,32 @@ runner = CliRunner()
 def test_version_and_help() -> None:
     assert runner.invoke(app, ["--version"]).output.strip() == qed.__version__
     assert "reproduce" in runner.invoke(app, ["--help"]).output
+
+
+Command = TyperCommand | TyperGroup
+
+
+def commands(group: TyperGroup, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Command]]:
+    """Every command with the words that call it."""
+    for name, command in group.commands.items():
+        yield (*words, name), command
+        if isinstance(command, TyperGroup):
+            yield from commands(command, (*words, name))
+
+
+ALL_COMMANDS = dict(commands(get_command(app)))
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
+def test_every_command_has_an_example_that_is_understood(words: tuple[str, ...]) -> None:
+    command = ALL_COMMANDS[words]
+    assert "Example: qed" in runner.invoke(app, [*words, "--help"]).output
+    assert command.help
+    example = shlex.split(command.epilog.removeprefix("Example: "))
+    assert example[: len(words) + 1] == ["qed", *words]
+    command.make_context("qed", example[len(words) + 1 :])
+    for option in command.params:
+        assert option.help, f"{option.name} is not explained"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`qed generate`: text on the terminal as it comes."""
+"""`qed generate`: text on the terminal while it is generated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from .base import weights_dtype
-from .decoding import Sampling, stream
-from .loading import load
+from ..model.base import weights_dtype
+from ..model.decoding import Sampling, stream
+from ..model.loading import load
 
 
 def write(
@@ -27,9 +27,19 @@ def write(
     device: str,
     console: Console,
 ) -> str:
-    """Prints and returns what comes after the prompt; speed goes to `console`."""
-    from transformers import AutoTokenizer
+    """Print the continuation of a prompt while it is generated, and return it.
 
+    Args:
+        checkpoint: A folder that save_pretrained wrote.
+        prompt: The text to continue.
+        max_new_tokens: Stop after so many tokens, if not before at an end token.
+        sampling: Arguments of `Sampling`.
+        strength: A factor on every λ.
+        seed: The seed of sampling.
+        tokenizer: A folder with a tokenizer, which must not need code of its own.
+        device: Where the model runs.
+        console: Where the speed is printed.
+    """
     chosen = Sampling(**sampling)
     if not checkpoint.is_dir():
         raise ValueError(f"{checkpoint}: expected a checkpoint's folder")
@@ -38,12 +48,7 @@ def write(
     if prompt != prompt.encode(errors="replace").decode():
         raise ValueError("PROMPT: expected text in UTF-8, got bytes that are none")
     model = load(checkpoint, dtype=weights_dtype(device), device=device)
-    try:
-        encoder = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-    except Exception as error:  # libraries below raise all kinds for a file that is no tokenizer
-        if "trust_remote_code" in str(error):
-            error = ValueError("it needs code of its own to run; code of a folder is not run")
-        raise ValueError(f"--tokenizer: expected a tokenizer in {tokenizer}, got: {error}") from error
+    encoder = _load_tokenizer(tokenizer)
     model.set_strength_scale(strength)
     ids = encoder(prompt, return_tensors="pt").input_ids.to(device)
     if ids.shape[1] == 0:
@@ -58,14 +63,28 @@ def write(
         tokens += new[:stop]
         text = encoder.decode(tokens, skip_special_tokens=True)
         if not text.endswith("\ufffd"):  # half a character is not shown
-            sys.stdout.write(text[len(shown) :])
-            sys.stdout.flush()
+            _print(text[len(shown) :])
             shown = text
         if stop is not None:
             break
     text = encoder.decode(tokens, skip_special_tokens=True)
-    sys.stdout.write(text[len(shown) :] + "\n")
-    sys.stdout.flush()
-    seconds = time.perf_counter() - start
-    console.print(f"{len(tokens)} tokens, {len(tokens) / seconds:.0f} a second with the prompt's and the first call's")
+    _print(text[len(shown) :] + "\n")
+    rate = len(tokens) / (time.perf_counter() - start)
+    console.print(f"{len(tokens)} tokens, {rate:.0f} a second, reading the prompt and the first call included")
     return text
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # the libraries below raise all kinds for a file that is no tokenizer
+        if "trust_remote_code" in str(error):
+            error = ValueError("it needs code of its own to run; code of a folder is not run")
+        raise ValueError(f"--tokenizer: expected a tokenizer in {folder}, got: {error}") from error
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,163 @@
+"""`qed bench`: the commands that measure speed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import console_for, reported
+from .options import (
+    LARGEST_SIZE,
+    Batch,
+    Device,
+    Heads,
+    Lengths,
+    Rows,
+    Tokens,
+    Width,
+    Words,
+    choice,
+    device_for,
+    existing,
+    numbers,
+    writable,
+)
+
+if TYPE_CHECKING:
+    from ..bench.measuring import Bench
+
+commands = typer.Typer(
+    help="Measure speed; what is not correct is not timed.",
+    epilog="Example: qed bench --tune --out runs/settings.json",
+    invoke_without_command=True,
+)
+
+Out = Annotated[Path | None, typer.Option(help="The JSON file for the numbers.")]
+Against = Annotated[str, typer.Option(help="'fla' times flash-linear-attention's GDN-2 in the same run.")]
+Size = Annotated[str, typer.Option(help="The model: paper (340M), medium, small, mini or tiny.")]
+Rounds = Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="How often each candidate is timed.")]
+
+
+def _bench(out: Path | None, device: str, against: str = "", module: str = "") -> Bench:
+    """Check the options that all benchmarks have; what `against` needs is imported before anything runs."""
+    from ..bench.measuring import Bench
+
+    choice("--against", against, ("fla", ""))
+    if against:
+        import_module(module)
+    target = None if out is None else writable("--out", out, folder=False)
+    return Bench(console=console_for(), device=device_for(device), out=target, fla=bool(against))
+
+
+@commands.callback()
+def _main(
+    context: typer.Context,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Search launch settings for this machine's GPU, in some ten minutes.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="The file for the settings that --tune finds.")] = Path(
+        "runs/settings.json"
+    ),
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    if not tune:
+        typer.echo(context.get_help())
+        raise typer.Exit
+    from ..bench import tune as tuning
+    from ..bench.measuring import GateError
+    from ..bench.ops import Shape
+
+    with reported(GateError):
+        tuning.tune(_bench(out, "auto"), Shape())
+
+
+@commands.command("ops", epilog="Example: qed bench ops --against fla --out ops.json")
+def _ops(
+    out: Out = None,
+    against: Against = "",
+    device: Device = "auto",
+    impl: Annotated[str, typer.Option(help="The form of the op to time.")] = "auto",
+    batch: Rows = 32,
+    tokens: Tokens = 2048,
+    heads: Heads = 6,
+    width: Width = 128,
+    rounds: Rounds = 20,
+) -> None:
+    """Time the op, forward and backward, and on a GPU also prefill, decoding and the first call."""
+    from ..bench import ops
+    from ..bench.measuring import GateError
+
+    shape = ops.Shape(batch=batch, tokens=tokens, heads=heads, width=width)
+    with reported(GateError):
+        ops.measure(_bench(out, device, against, "fla.ops.gdn2"), shape=shape, impl=impl, rounds=rounds)
+
+
+@commands.command("model", epilog="Example: qed bench model --size small")
+def _model(
+    out: Out = None, against: Against = "", size: Size = "paper", device: Device = "auto", rounds: Rounds = 5
+) -> None:
+    """Time prefill and generation of the whole model."""
+    from ..bench import model
+    from ..bench.measuring import GateError
+    from ..model.config import SIZES, QEDConfig
+
+    choice("--size", size, SIZES)
+    bench = _bench(out, device, against, "fla.layers.gdn2")
+    with reported(GateError):
+        model.measure(bench, config=QEDConfig(**SIZES[size]), rounds=rounds)
+
+
+@commands.command("train", epilog="Example: qed bench train --size small --batch 4")
+def _train(
+    out: Out = None,
+    against: Against = "",
+    size: Size = "paper",
+    batch: Rows = 16,
+    tokens: Tokens = 2048,
+    device: Device = "auto",
+    rounds: Rounds = 10,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile and capture the step, as `qed train` does.")
+    ] = True,
+) -> None:
+    """Time a training step of QED, GDN-2, a Transformer and, if asked, fla's GDN-2; on a GPU also how idle it is."""
+    from ..bench import train
+    from ..bench.measuring import GateError
+    from ..model.config import SIZES
+
+    choice("--size", size, SIZES)
+    bench = _bench(out, device, against, "fla.layers.gdn2")
+    with reported(GateError):
+        train.measure(bench, size=SIZES[size], batch=batch, tokens=tokens, rounds=rounds, compiled=compiled)
+
+
+@commands.command("eval", epilog="Example: qed bench eval --tokenizer llama2.model --size small --samples 50")
+def _eval(
+    tokenizer: Annotated[str, typer.Option(help="A SentencePiece .model or a tokenizer.json.")],
+    out: Out = None,
+    against: Against = "",
+    size: Size = "paper",
+    lengths: Lengths = "1024,2048,4096,8192,16384,32768",
+    samples: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Prompts of each length.")] = 500,
+    words: Words = None,
+    batch: Batch = 64,
+    device: Device = "auto",
+) -> None:
+    """Time S-NIAH-1 on a model with random weights."""
+    from ..bench import eval as evaluation
+    from ..eval.prompts import Options
+    from ..model.config import SIZES
+
+    choice("--size", size, SIZES)
+    options = Options(
+        lengths=numbers("--lengths", lengths, 1, LARGEST_SIZE),
+        samples=samples,
+        words=existing("--words", words, folder=True),
+        batch=batch,
+    )
+    bench = _bench(out, device, against, "fla.layers.gdn2")
+    evaluation.measure(bench, size=SIZES[size], tokenizer=tokenizer, options=options)

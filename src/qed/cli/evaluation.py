@@ -1,0 +1,269 @@
+"""The commands about trained models: text, measurements, the report, and conversion of weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import console_for
+from .options import (
+    LARGEST_SEED,
+    LARGEST_SIZE,
+    Batch,
+    Checkpoint,
+    Data,
+    Device,
+    Essays,
+    Lengths,
+    Prompts,
+    Samples,
+    Seed,
+    Strength,
+    Tasks,
+    Tokenizer,
+    Variant,
+    Words,
+    choice,
+    device_for,
+    existing,
+    factors,
+    files,
+    finite,
+    names,
+    numbers,
+    writable,
+)
+
+if TYPE_CHECKING:
+    from ..eval.prompts import Options
+
+commands = typer.Typer()
+
+Results = Annotated[Path, typer.Option(help="The folder for results; the same command resumes where it stopped.")]
+
+
+@commands.command("generate", epilog='Example: qed generate runs/mini/export "Once upon a time" --temperature 0.8')
+def _generate(
+    checkpoint: Checkpoint,
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Stop after so many tokens.")] = 128,
+    temperature: Annotated[
+        float, typer.Option(help="Of sampling; 0 always takes the most likely token.", callback=finite)
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample among the k most likely tokens; 0 for all.")] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(help="Sample among the most likely tokens that together have probability p.", callback=finite),
+    ] = 1.0,
+    strength: Strength = 1.0,
+    seed: Seed = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="The tokenizer's folder, if the checkpoint's has none.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Continue a text, and print it while it is generated."""
+    from .generate import write
+
+    write(
+        checkpoint,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p},
+        strength=strength,
+        seed=seed,
+        tokenizer=tokenizer or checkpoint,
+        device=device_for(device),
+        console=console_for(stderr=True),
+    )
+
+
+def _checked(
+    tasks: list[str],
+    lengths: str,
+    words: Path | None,
+    essays: Path | None,
+    data: list[str] | None,
+    prompts: Path | None,
+) -> dict[str, Any]:
+    """Read and check the options that say where examples come from; return them as fields of `eval.prompts.Options`."""
+    from ..eval.run import READ_FILES
+
+    return {
+        "lengths": numbers("--lengths", lengths, 1, LARGEST_SIZE),
+        "words": existing("--words", words, folder=True),
+        "essays": existing("--essays", essays, folder=False),
+        "data": files(data, [name for name in tasks if name in READ_FILES]),
+        "prompts": None if prompts is None else writable("--prompts", prompts, folder=True),
+    }
+
+
+@commands.command("eval", epilog="Example: qed eval runs/mini/export --task pairs --lengths 128,256 --out runs/eval")
+def _eval(
+    checkpoint: Annotated[Path | None, typer.Argument(help="A folder that save_pretrained wrote.")] = None,
+    task: Tasks = None,
+    out: Results = Path("runs/eval"),
+    lengths: Lengths = "1024,2048,4096,8192,16384,32768",
+    samples: Samples = None,
+    tokenizer: Tokenizer = None,
+    words: Words = None,
+    essays: Essays = None,
+    data: Data = None,
+    variant: Variant = "A1",
+    context: Annotated[
+        int, typer.Option(min=64, max=LARGEST_SIZE, help="Tokens of the context window in variant B.")
+    ] = 2048,
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=64, max=LARGEST_SIZE, help="The most tokens of a prompt and its answer in variants A."),
+    ] = None,
+    sizing: Annotated[str, typer.Option(help="How haystacks are filled up to a length: linear or binary.")] = "linear",
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The seed by which examples are drawn.")] = 42,
+    bos: Annotated[bool, typer.Option(help="Begin prompts with the tokenizer's <s>, if it has one.")] = True,
+    strength: Strength = 1.0,
+    batch: Batch = 64,
+    prompts: Prompts = None,
+    prompts_only: Annotated[bool, typer.Option("--prompts-only", help="Write the frozen prompts, and stop.")] = False,
+    harness: Annotated[str, typer.Option(help="'lm-eval' runs that harness's own tasks of these names instead.")] = "",
+    device: Device = "auto",
+) -> None:
+    """Evaluate a checkpoint: retrieval, recall, loss by position."""
+    from ..eval.prompts import NEEDLES, Options
+    from ..eval.run import TASKS, evaluate
+
+    console = console_for()
+    choice("--harness", harness, ("lm-eval", ""))
+    tasks = names("--task", task, None if harness else NEEDLES if prompts_only else TASKS)
+    options = Options(
+        **_checked(tasks, lengths, words, essays, data, prompts),
+        samples=samples,
+        seed=seed,
+        sizing=sizing,
+        variant=variant,
+        context=context,
+        max_length=max_length,
+        bos=bos,
+        batch=batch,
+        strength=strength,
+    )
+    writable("--out", out, folder=True)
+    if prompts_only:
+        _write_prompts(tasks, options, checkpoint, tokenizer, out)
+        return
+    if checkpoint is None:
+        raise ValueError("CHECKPOINT: expected a folder that save_pretrained wrote, got none")
+    if harness:
+        from ..eval.harness import run
+
+        run(checkpoint, tasks, options, out=out, device=device_for(device), console=console)
+        return
+    evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=device_for(device), console=console)
+
+
+def _write_prompts(
+    tasks: list[str], options: Options, checkpoint: Path | None, tokenizer: str | None, out: Path
+) -> None:
+    """Write the frozen prompts of every task and length, and print where they are."""
+    from ..eval.prompts import check_needles, frozen
+    from ..eval.run import matching_tokenizer
+
+    console = console_for()
+    encoder = matching_tokenizer(checkpoint, tokenizer)
+    check_needles(tasks, options, encoder)
+    for name in tasks:
+        for length in options.lengths:
+            console.print(str(frozen(name, length, options, encoder, out, console)))
+
+
+@commands.command("strength", epilog="Example: qed strength runs/mini/export --task pairs --lengths 128 --scales 0,1,2")
+def _strength(
+    checkpoint: Checkpoint,
+    scales: Annotated[
+        str, typer.Option(help="Factors s on every λ, separated by commas; 1 must be among them.")
+    ] = "-1,0,0.5,1,1.5,2",
+    task: Annotated[list[str] | None, typer.Option(help="As in `qed eval`; niah_single_1 if not given.")] = None,
+    out: Results = Path("runs/strength"),
+    lengths: Lengths = "4096,8192,16384,32768",
+    samples: Samples = None,
+    tokenizer: Tokenizer = None,
+    words: Words = None,
+    essays: Essays = None,
+    data: Data = None,
+    prompts: Prompts = None,
+    variant: Variant = "A1",
+    batch: Batch = 64,
+    device: Device = "auto",
+) -> None:
+    """Scale a trained model's λ by s, and compare with s = 1, example by example."""
+    from ..analysis.strength import sweep
+    from ..eval.prompts import Options
+    from ..eval.run import TASKS
+
+    tasks = names("--task", task or ["niah_single_1"], TASKS)
+    chosen = factors("--scales", scales)
+    checked = _checked(tasks, lengths, words, essays, data, prompts)
+    options = Options(**checked, samples=samples, variant=variant, batch=batch)
+    writable("--out", out, folder=True)
+    sweep(
+        checkpoint,
+        chosen,
+        tasks,
+        options,
+        out=out,
+        tokenizer=tokenizer,
+        device=device_for(device),
+        console=console_for(),
+    )
+
+
+@commands.command("eigenvalues", epilog="Example: qed eigenvalues runs/mini/export --data data --out eigenvalues.json")
+def _eigenvalues(
+    checkpoint: Checkpoint,
+    data: Annotated[Path, typer.Option(help="A folder that `qed prepare` wrote with the same tokenizer.")],
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, help="How many samples: tokens times heads times layers.")
+    ] = 1_180_000,
+    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eigenvalues.json"),
+    device: Device = "auto",
+) -> None:
+    """Measure e = 1 − aᵀk, and what else the transitions do, over real text."""
+    from ..analysis.report import write_eigenvalues
+
+    writable("--out", out, folder=False)
+    write_eigenvalues(checkpoint, data, samples=tokens, out=out, device=device_for(device), console=console_for())
+
+
+@commands.command("report", epilog="Example: qed report runs --out report")
+def _report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, with their results in eval/ and so on.")],
+    out: Annotated[Path, typer.Option(help="The folder for report.html, tables and figures.")] = Path("runs/report"),
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A registered plan: add its tests, of the trainings made with its code and under it."),
+    ] = None,
+) -> None:
+    """Write the paper's tables and figures, and what can be concluded, from result files."""
+    from ..analysis.report import write
+
+    console = console_for()
+    place = writable("--out", out, folder=True)
+    console.print(f"written: {write(runs[0], place, console, more=runs[1:], plan=plan)}")
+
+
+@commands.command("convert", epilog="Example: qed convert theirs.safetensors ours.safetensors --kind gdn2")
+def _convert(
+    source: Annotated[Path, typer.Argument(help="A safetensors file with one layer or a whole model.")],
+    target: Annotated[Path, typer.Argument(help="The safetensors file to write, which must not exist.")],
+    kind: Annotated[str, typer.Option(help="What the layers are: gdn2, kda, gdn or deltanet.")],
+    to: Annotated[str, typer.Option(help="'qed' from flash-linear-attention's names, 'fla' back to them.")] = "qed",
+) -> None:
+    """Convert layers' weights between flash-linear-attention's form and ours; nothing is rounded."""
+    from ..model.conversion import KINDS, convert_file
+
+    choice("--kind", kind, KINDS)
+    choice("--to", to, ("qed", "fla"))
+    writable("TARGET", target, folder=False)
+    count = convert_file(source, target, kind=kind, to=to)
+    console_for().print(f"{target}: {count} tensors")

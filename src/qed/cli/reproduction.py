@@ -1,0 +1,135 @@
+"""`qed reproduce`: the main job, from a corpus to the report."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import console_for
+from .options import LARGEST_SEED, Device, Words, choice, device_for, existing, files, finite, names, numbers, writable
+
+if TYPE_CHECKING:
+    from ..reproduce.plan import Plan
+
+commands = typer.Typer()
+
+Scale = Annotated[
+    str, typer.Option(help="mini (two cores), small, medium, paper-short (one large GPU each) or paper (days).")
+]
+Arms = Annotated[
+    str,
+    typer.Option(
+        help="Rules, RULE@λ_max or RULE+thetaFACTOR, separated by commas, instead of the scale's own; "
+        "'all' takes the paper's five."
+    ),
+]
+Seeds = Annotated[str, typer.Option(help="Seeds separated by commas, instead of the scale's own.")]
+Out = Annotated[Path | None, typer.Option(help="The folder for everything; the same command resumes where it stopped.")]
+Corpus = Annotated[str | None, typer.Option(help="The source of documents, as in `qed prepare`; not for mini.")]
+Validation = Annotated[str | None, typer.Option(help="A held-out source, instead of a part of the corpus.")]
+CorpusTokenizer = Annotated[str | None, typer.Option(help="The tokenizer, as in `qed prepare`.")]
+Haystack = Annotated[
+    Path | None, typer.Option(help="The essays of niah_single_2 and _3; without them these tasks are left out.")
+]
+RecallData = Annotated[
+    list[str] | None, typer.Option(help="TASK=FILE for fda, swde or squad_completion; may be given repeatedly.")
+]
+Needles = Annotated[
+    str,
+    typer.Option(help="Needle tasks separated by commas, instead of the scale's own; niah_multikey_1 is another."),
+]
+Practice = Annotated[
+    float | None, typer.Option(help="The share of practice documents in the corpus, instead of the scale's own.")
+]
+PlanFile = Annotated[
+    Path | None, typer.Option("--plan", help="The text of a registered plan; every result carries its sha256.")
+]
+Jobs = Annotated[int | None, typer.Option(min=1, max=1024, help="Trainings that run at a time.")]
+Only = Annotated[str, typer.Option(help="Run only these trainings now: names such as qed-0, separated by commas.")]
+Minutes = Annotated[
+    float | None, typer.Option(min=0, help="Stop after so many minutes, ready to be resumed.", callback=finite)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Run every stage of every arm with a few steps each.")]
+Status = Annotated[bool, typer.Option("--status", help="Print what is done, and stop.")]
+Collect = Annotated[Path | None, typer.Option(help="Copy the results to this folder, packed, and stop.")]
+
+
+@commands.command("reproduce", epilog="Example: qed reproduce --arms all --seeds 0,1 --minutes 30")
+def _reproduce(
+    scale: Scale = "mini",
+    arms: Arms = "",
+    seeds: Seeds = "",
+    out: Out = None,
+    corpus: Corpus = None,
+    validation: Validation = None,
+    tokenizer: CorpusTokenizer = None,
+    words: Words = None,
+    essays: Haystack = None,
+    data: RecallData = None,
+    needles: Needles = "",
+    practice: Practice = None,
+    plan_file: PlanFile = None,
+    jobs: Jobs = None,
+    only: Only = "",
+    minutes: Minutes = None,
+    dry_run: DryRun = False,
+    status: Status = False,
+    collect: Collect = None,
+    device: Device = "auto",
+) -> None:
+    """Run the main job: train the paper's arms, measure them and write the report."""
+    from ..eval.recall import DATASETS
+    from ..reproduce import collecting, run
+    from ..reproduce.plan import PLANS, Files, rehearsed
+
+    console = console_for()
+    choice("--scale", scale, PLANS)
+    given = Files(
+        corpus=corpus,
+        validation=validation,
+        tokenizer=tokenizer,
+        words=None if existing("--words", words, folder=True) is None else str(words),
+        essays=None if existing("--essays", essays, folder=False) is None else str(essays),
+        recall={task: str(path) for task, path in files(data, DATASETS).items()},
+    )
+    plan = _changed(PLANS[scale](given), arms, seeds, needles, practice, plan_file)
+    folder = writable("--out", out or Path("runs") / (f"{scale}-dry-run" if dry_run else scale), folder=True)
+    chosen = rehearsed(plan) if dry_run else plan
+    if status:
+        run.show_state(chosen, folder, console)
+        return
+    if collect is not None:
+        found = collecting.collect(folder, writable("--collect", collect, folder=True))
+        console.print(f"{found} files in {collect}")
+        return
+    device = device_for(device)
+    if scale == "paper":
+        run.say_hours(plan, folder, device, console)
+    trainings = only.split(",") if only else []
+    jobs = jobs or plan.jobs
+    result = run.reproduce(chosen, folder, device=device, jobs=jobs, only=trainings, minutes=minutes, console=console)
+    raise typer.Exit(result)
+
+
+def _changed(plan: Plan, arms: str, seeds: str, needles: str, practice: float | None, plan_file: Path | None) -> Plan:
+    """Replace what the options say of a scale's own plan."""
+    from ..provenance import plan_sha256
+    from ..recipes.paper import ARMS
+
+    changes: dict[str, Any] = {}
+    if arms:
+        changes["arms"] = ARMS if arms == "all" else tuple(names("--arms", [arms], None))
+    if seeds:
+        changes["seeds"] = numbers("--seeds", seeds, 0, LARGEST_SEED)
+    if plan.scale == "mini" and (needles or practice is not None):
+        raise ValueError(f"{'--needles' if needles else '--practice'}: expected a scale with S-NIAH, got mini")
+    if needles:
+        changes["needles"] = tuple(names("--needles", [needles], None))
+    if practice is not None:
+        changes["practice"] = practice
+    if plan_file is not None:
+        changes["registered"] = plan_sha256(plan_file)
+    return dataclasses.replace(plan, **changes)

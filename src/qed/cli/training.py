@@ -1,0 +1,117 @@
+"""The commands up to a trained model: `qed doctor`, `prepare`, `train` and `replay`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import console_for, reported
+from .options import Device, Heads, Tokens, Width, assignments, choice, device_for, finite, writable
+
+commands = typer.Typer()
+
+
+@commands.command("doctor", epilog="Example: qed doctor --dtype float32")
+def _doctor(
+    device: Device = "auto",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    heads: Heads = 6,
+    width: Width = 128,
+    tokens: Tokens = 200,
+) -> None:
+    """Check this installation: its versions, and every form of the op, forward and backward, against the loop."""
+    import torch
+
+    from ..doctor import examine
+
+    console = console_for()
+    choice("--dtype", dtype, ("bfloat16", "float16", "float32"))
+    device = device_for(device)
+    sound = examine(console, device=device, dtype=getattr(torch, dtype), heads=heads, width=width, tokens=tokens)
+    console.print("sound" if sound else "not sound: do not train with this", style="green" if sound else "red")
+    raise typer.Exit(0 if sound else 1)
+
+
+@commands.command("prepare", epilog="Example: qed prepare corpus.jsonl.xz --tokenizer llama2.model --out data")
+def _prepare(
+    source: Annotated[
+        str, typer.Argument(help="A file or folder of .jsonl, .parquet or .txt (.gz, .xz), hf:NAME, or synthetic:N.")
+    ],
+    tokenizer: Annotated[str, typer.Option(help="A SentencePiece .model, a tokenizer.json, bpe:N or words:N.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; the same command resumes where it stopped.")],
+    column: Annotated[str, typer.Option(help="The field or column that holds a document's text.")] = "text",
+    licence: Annotated[str, typer.Option(help="The corpus's licence, which is kept in the index.")] = "unknown",
+    shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens after which a new file begins.")] = 100_000_000,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=sys.maxsize, help="Take only so many documents, from the first.")
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="held:N takes one document in N, chosen by its hash; rest:N takes the others.")
+    ] = "",
+    practice: Annotated[
+        float,
+        typer.Option(
+            help="The share of characters in documents that practise the needle tasks, which are mixed in.",
+            callback=finite,
+        ),
+    ] = 0.0,
+) -> None:
+    """Turn documents into token shards for training."""
+    from ..data.prepare import prepare
+    from ..eval.practice import Practice
+
+    prepare(
+        source,
+        tokenizer=tokenizer,
+        out=writable("--out", out, folder=True),
+        column=column,
+        licence=licence,
+        shard_tokens=shard_tokens,
+        limit=limit,
+        part=part,
+        mix=Practice(share=practice) if practice else None,
+        console=console_for(stderr=True),
+    )
+
+
+@commands.command("train", epilog="Example: qed train mini --set data=data --set arm=gdn2 --out runs/mini")
+def _train(
+    recipe: Annotated[str, typer.Argument(help="paper_340m, paper_short, medium, small, mini or lambda_max_sweep.")],
+    out: Annotated[Path, typer.Option(help="The run's folder; the same command resumes where it stopped.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="field=value, a parameter of the recipe or a field of its configuration; may be repeated."
+        ),
+    ] = None,
+    device: Device = "auto",
+    dry_run: Annotated[bool, typer.Option(help="Print what would be trained, and stop.")] = False,
+) -> None:
+    """Train a model by a recipe."""
+    from ..recipes import build
+    from ..train.loop import Diverged, train
+
+    console = console_for()
+    config = build(recipe, assignments(set_))
+    if dry_run:
+        from ..train.plan import plan
+
+        plan(config, console)
+        return
+    writable("--out", out, folder=True)
+    with reported(Diverged):
+        status = train(config, out, device=device_for(device), console=console)
+    raise typer.Exit(status)
+
+
+@commands.command("replay", epilog="Example: qed replay runs/mini/diverged-00000120")
+def _replay(
+    folder: Annotated[Path, typer.Argument(help="The diverged-… folder of a run.")], device: Device = "auto"
+) -> None:
+    """Run the batch at which a training diverged again, layer by layer."""
+    from ..train.replay import replay
+
+    replay(folder, device=device_for(device), console=console_for())
