@@ -31,11 +31,11 @@ from .model.config import QEDConfig
 from .ops import value_checks
 from .recipes import build
 from .testing import environment
-from .train import optimizer
+from .train import optimizers
 from .train.captured import Captured
 from .train.loop import train
 from .train.metrics import utilisation
-from .train.parallel import SummedLoss
+from .train.objective import SummedLoss
 
 LOSS_BAR = 2e-3  # relative
 IDLE_STEPS, PIECES = 4, 16  # of `qed train`, and of each of its batches: the paper's
@@ -47,7 +47,7 @@ class Step:
 
     def __init__(self, model: Any, loss: Callable[[Tensor], Tensor], device: str, captured: Captured | None = None):
         self.model, self.loss, self.device, self.captured = model, loss, device, captured
-        self.optimizer = optimizer.make(model, build("mini", {"data": "none"}))
+        self.optimizers = optimizers.make(model, build("mini", {"data": "none"}))
         self.rows = torch.zeros(1, 2, dtype=torch.long, device=device)
 
     def __call__(self) -> None:
@@ -56,8 +56,9 @@ class Step:
         else:
             self.piece(self.rows)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self.captured is None)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=self.captured is None)
 
     def piece(self, rows: Tensor) -> Tensor:
         with _autocast(self.device), value_checks(False):

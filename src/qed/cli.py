@@ -235,7 +235,7 @@ def reproduce(
         recall={task: str(path) for task, path in files(data, DATASETS).items()},
     )
     plan = PLANS[scale](given)
-    chosen = ARMS if arms == "all" else tuple(names("--arms", [arms], None)) if arms else plan.arms
+    chosen = tuple(ARMS) if arms == "all" else tuple(names("--arms", [arms], None)) if arms else plan.arms
     plan = dataclasses.replace(plan, arms=chosen)
     plan = dataclasses.replace(plan, seeds=numbers("--seeds", seeds, 0, LARGEST_SEED) if seeds else plan.seeds)
     if scale == "mini" and (needles or practice is not None):
