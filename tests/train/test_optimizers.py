@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qed import QEDConfig, QEDForCausalLM
 from qed.recipes import build
@@ -189,6 +190,18 @@ def test_one_matrix_as_torch_does_it() -> None:
             optimizer.step()
     torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-3)
     assert torch.equal(pair[0].state[ours]["momentum_buffer"], pair[1].state[theirs]["momentum_buffer"])
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
+def test_nothing_in_a_step_waits_for_the_device(device: str, dtype: torch.dtype) -> None:
+    """Tensors without values have nothing that Python could read; they also tell dtypes on a GPU that is not there."""
+    with FakeTensorMode():
+        weight = torch.nn.Parameter(torch.empty(40, 24, device=device))
+        weight.grad = torch.empty_like(weight)
+        optimizer = muon.Muon([(weight, [16, 16, 2, 6])], lr=0.1, weight_decay=0.1, momentum=0.9)
+        optimizer.step()
+        assert weight.dtype == optimizer.state[weight]["momentum_buffer"].dtype == torch.float32
+        assert muon.orthogonalize(torch.empty(1, 24, 40, device=device)).dtype == dtype
 
 
 # Runs with Muon
