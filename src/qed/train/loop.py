@@ -104,7 +104,7 @@ class Trainer:
         self.captured: Captured | None = None
         if config.compile:
             compile_blocks(self.model)
-            if self.device.startswith("cuda") and self.parallel.world == 1:  # messages between processes break a graph
+            if self.device.startswith("cuda") and self.parallel.world == 1:  # communication is not captured
                 self.captured = Captured()
 
     def _remember(self) -> None:
