@@ -16,12 +16,21 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+def trained(corpus: str, out: Path, **changes: str) -> Path:
+    from .test_loop import settings
+
+    torch.set_num_threads(1)
+    assert train(build("mini", settings(corpus, **changes)), out, device="cpu", console=Console(quiet=True)) == 0
+    return out
+
+
 @pytest.fixture(scope="module")
 def whole(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing happened to."""
-    from .test_loop import settings
+    return trained(corpus, tmp_path_factory.mktemp("whole") / "run")
 
-    out = tmp_path_factory.mktemp("whole") / "run"
-    torch.set_num_threads(1)
-    assert train(build("mini", settings(corpus)), out, device="cpu", console=Console(quiet=True)) == 0
-    return out
+
+@pytest.fixture(scope="module")
+def muon_run(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with Muon."""
+    return trained(corpus, tmp_path_factory.mktemp("muon") / "run", optimizer="muon")

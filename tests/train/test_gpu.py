@@ -1,4 +1,4 @@
-"""Training on a GPU: what is captured is what is launched, to the bit, and goes on from a checkpoint to the same."""
+"""Training on a GPU: captured pieces give the same bits as launched ones, and so does a resumed run."""
 
 from pathlib import Path
 
@@ -23,9 +23,13 @@ SHORT = {  # pieces of two rows, two rows and one
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kept", ["none", "cheap", "full"])
-def test_captured_pieces(kept: str, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"data": corpus, "validation": corpus, "activation_checkpointing": kept}
+@pytest.mark.parametrize(
+    ("recomputed", "optimizer"), [("none", "adamw"), ("cheap", "adamw"), ("full", "adamw"), ("cheap", "muon")]
+)
+def test_captured_pieces(
+    recomputed: str, optimizer: str, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"data": corpus, "validation": corpus, "activation_checkpointing": recomputed, "optimizer": optimizer}
     config = build("mini", SHORT | settings)
     trainer = loop.Trainer(config, tmp_path / "captured", "cuda", QUIET)
     trainer.run()

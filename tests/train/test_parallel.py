@@ -21,10 +21,12 @@ def run(
     stop_at: int | None = None,
     context: int = 1,
     die_at: int | None = None,
+    optimizer: str = "adamw",
 ) -> Rows:
     """The metrics after `processes` processes have run to the end, or to a step and a save there. `die_at`: one process
     is killed before that step, once, and torchrun starts all again."""
     words = [*command(corpus, out)[3:], "--set", f"parallel={parallel}", "--set", f"context={context}"]
+    words += ["--set", f"optimizer={optimizer}"]
     stop = (
         ""
         if stop_at is None
@@ -58,6 +60,10 @@ Trainer._step = step
         [*start, str(script), *words], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0 or stop_at is not None, done.stderr[-3000:]
+    return rows_of(out)
+
+
+def rows_of(out: Path) -> Rows:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -96,3 +102,10 @@ def test_a_killed_process_is_started_again(corpus: str, alone: Rows, tmp_path: P
     """torchrun's elastic restart: all go on from the last checkpoint to the same losses."""
     close(run(corpus, tmp_path / "run", 2, die_at=13), alone)
     assert (tmp_path / "died").exists()
+
+
+def test_muon_over_two_processes(corpus: str, muon_run: Path, tmp_path: Path) -> None:
+    """A matrix of which each process has some rows is orthogonalised as a whole."""
+    out = tmp_path / "run"
+    assert len(run(corpus, out, 2, "fsdp", stop_at=15, optimizer="muon")) == 15
+    close(run(corpus, out, 2, "ddp", optimizer="muon"), rows_of(muon_run))

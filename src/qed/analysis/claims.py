@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..recipes.paper import ARMS
 from . import paper
 from .contrasts import Estimate, contrast, mean_of
 from .registered import CORRECTION, LEVEL, MECHANISM, Answer, Outcome, estimated, unchanged, verdict
@@ -37,10 +38,10 @@ def between(interval: Interval, endpoint: Endpoint) -> str:
 def papers(endpoint: str) -> dict[str, list[float]]:
     """The paper's own trainings by arm: an endpoint of ours, or the name of a recall task."""
     if endpoint == "loss":
-        return {arm: [losses[arm] for losses in paper.VALIDATION_LOSS.values()] for arm in paper.ARMS}
+        return {arm: [losses[arm] for losses in paper.VALIDATION_LOSS.values()] for arm in ARMS}
     place = len(paper.LENGTHS) + paper.RECALL.index(endpoint) if endpoint in paper.RECALL else 0
     found: dict[str, list[float]] = {}
-    for arm in paper.ARMS:
+    for arm in ARMS:
         rows = [table[arm] for table in paper.NIAH_1.values()]
         if endpoint == "R1":
             past = [i for i, n in enumerate(paper.LENGTHS) if n > paper.TRAIN_LENGTH]
@@ -145,7 +146,7 @@ def _every_length(study: Study) -> Claim:
     else:
         said = "yes" if all(x.low > 0 for x in intervals.values()) else "undecided"
     theirs = [
-        contrast({arm: [table[arm][i] for table in paper.NIAH_1.values()] for arm in paper.ARMS}, MECHANISM[1])
+        contrast({arm: [table[arm][i] for table in paper.NIAH_1.values()] for arm in ARMS}, MECHANISM[1])
         for i, n in enumerate(paper.LENGTHS)
         if n > paper.TRAIN_LENGTH
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..recipes.paper import ARMS
 from . import paper
 from .breakdown import splits
 from .results import Run, discordant
@@ -36,7 +37,7 @@ def _what_there_is(runs: list[Run]) -> list[str]:
     absent = [f"{name_of(a)} seed {s}" for a in arms for s in seeds if (a, s) not in known]
     unfinished = [f"{name_of(run.arm)} seed {run.seed}" for run in runs if not run.complete]
     text = f"There are {len(runs)} trainings: {len(arms)} arms, {len(seeds)} seed{'s' if len(seeds) != 1 else ''}."
-    missing_arms = [name for arm, name in paper.ARMS.items() if arm not in arms]
+    missing_arms = [name for arm, name in ARMS.items() if arm not in arms]
     if missing_arms:
         text += f" Not trained here: {', '.join(missing_arms)}."
     if absent:

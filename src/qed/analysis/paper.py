@@ -2,14 +2,6 @@
 
 from typing import Any
 
-ARMS = {
-    "gdn2": "GDN-2",
-    "qed": "QED",
-    "qed-rand": "QED-rand",
-    "qed-nogate": "QED-nogate",
-    "qed-nogate-noproj": "QED-nogate-noproj",
-}
-
 TRAIN_LENGTH = 2048
 
 # Table 2: final validation loss, by seed.

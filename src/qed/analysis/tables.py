@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from ..eval.recall import DATASETS
+from ..recipes.paper import ARMS
 from . import paper
 from .results import Result, Run, comparable, discordant, same_examples
 from .stats import Interval, across_seeds, clopper_pearson, mcnemar, paired_difference
@@ -67,7 +68,7 @@ def by_arm_and_seed(runs: list[Run]) -> dict[tuple[str, int], Run]:
 
 def arms_of(runs: list[Run]) -> list[str]:
     present = {run.arm for run in runs}
-    return [x for x in paper.ARMS if x in present] + sorted(present - paper.ARMS.keys())
+    return [x for x in ARMS if x in present] + sorted(present - ARMS.keys())
 
 
 def seeds_of(runs: list[Run]) -> list[int]:
@@ -75,7 +76,7 @@ def seeds_of(runs: list[Run]) -> list[int]:
 
 
 def name_of(arm: str) -> str:
-    return paper.ARMS.get(arm, arm)
+    return ARMS.get(arm, arm)
 
 
 def needle_lengths(runs: list[Run], task: str) -> list[int]:
@@ -138,10 +139,10 @@ def validation(runs: list[Run]) -> Table:
             row.append(None if loss is None else f"{loss:.4f}")
         row += [
             f"{paper.VALIDATION_LOSS[seed][arm]:.4f}" if arm in paper.VALIDATION_LOSS.get(seed, {}) else None
-            for arm in paper.ARMS
+            for arm in ARMS
         ]
         rows.append(row)
-    columns = ["seed", *map(name_of, arms), *paper.ARMS.values()]
+    columns = ["seed", *map(name_of, arms), *ARMS.values()]
     theirs = set(range(1 + len(arms), len(columns)))
     return Table(
         name="table2_validation_loss", title="Final validation loss (nats)", columns=columns, rows=rows, theirs=theirs

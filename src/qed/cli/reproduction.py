@@ -121,7 +121,7 @@ def _changed(plan: Plan, arms: str, seeds: str, needles: str, practice: float | 
 
     changes: dict[str, Any] = {}
     if arms:
-        changes["arms"] = ARMS if arms == "all" else tuple(names("--arms", [arms], None))
+        changes["arms"] = tuple(ARMS) if arms == "all" else tuple(names("--arms", [arms], None))
     if seeds:
         changes["seeds"] = numbers("--seeds", seeds, 0, LARGEST_SEED)
     if plan.scale == "mini" and (needles or practice is not None):

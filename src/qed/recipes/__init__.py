@@ -1,4 +1,4 @@
-"""Runs by name: functions that return complete configurations. Their parameters are set on the command line too."""
+"""Runs by name: functions that return complete configurations. `--set` on the command line sets their parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECIPES: dict[str, Callable[..., TrainConfig]] = {
 
 
 def usual_theta(config: dict[str, Any]) -> float | None:
-    """The factor on θ's learning rate that the recipe of a run's configuration has; None if it is no recipe's."""
+    """The factor on θ's learning rate in the recipe that a run's configuration names; None if it names none."""
     recipe = str(config.get("name")).partition("-")[0]
     if recipe not in RECIPES or "arm" not in inspect.signature(RECIPES[recipe]).parameters:
         return None
@@ -29,7 +29,7 @@ def usual_theta(config: dict[str, Any]) -> float | None:
 
 
 def build(name: str, changes: dict[str, str]) -> TrainConfig:
-    """The recipe's configuration; `changes` are its parameters first, then fields of the configuration."""
+    """The configuration of a recipe. `changes` sets the recipe's parameters and fields of the configuration."""
     if name not in RECIPES:
         raise ValueError(f"RECIPE: expected one of {', '.join(RECIPES)}, got {name}")
     parameters = inspect.signature(RECIPES[name]).parameters

@@ -21,39 +21,43 @@ WHOLE = re.compile(rf"(?P<rule>[^@+]+)(?:@(?P<bound>{NUMBER}))?(?:\+theta(?P<the
 
 
 class Arm(NamedTuple):
+    """A rule, and what is trained differently from the recipe."""
+
     rule: str
-    bound: float | None = None  # None: as in the recipe
-    theta: float | None = None
+    bound: float | None = None  # λ_max; None: as in the recipe
+    theta: float | None = None  # factor on θ's learning rate; None: as in the recipe
 
     @staticmethod
     def parse(name: str) -> Arm:
-        found = WHOLE.fullmatch(name)
-        rule = found["rule"] if found else re.split("[@+]", name)[0]
+        """Read an arm's name; ValueError if it has none of the forms above."""
+        match = WHOLE.fullmatch(name)
+        rule = match["rule"] if match else re.split("[@+]", name)[0]
         if rule not in RULES:
             raise ValueError(f"--arms: expected names of rules, or all, got {rule!r}; there are {', '.join(RULES)}")
         plain = rule == name
-        if found is None or not (plain or RULES[rule].strength):
+        if match is None or not (plain or RULES[rule].strength):
             raise ValueError(
                 "--arms: expected RULE, or, where the rule has a strength λ, RULE@λ_max or RULE+thetaFACTOR with "
                 f"numbers, got {name!r}"
             )
-        bound, theta = (None if found[x] is None else float(found[x]) for x in ("bound", "theta"))
+        bound, theta = (None if match[x] is None else float(match[x]) for x in ("bound", "theta"))
         return Arm(rule, bound, theta)
 
     @property
     def name(self) -> str:
+        """The name that `parse` reads."""
         bound = "" if self.bound is None else f"@{self.bound:g}"
         return self.rule + bound + ("" if self.theta is None else f"+theta{self.theta:g}")
 
     @property
     def changes(self) -> dict[str, str]:
-        """Of a recipe's settings, the rule apart."""
-        found = {"model.lambda_max": self.bound, "theta_learning_rate": self.theta}
-        return {name: f"{value:g}" for name, value in found.items() if value is not None}
+        """What `--set` changes in a recipe to train the arm, apart from the rule."""
+        settings = {"model.lambda_max": self.bound, "theta_learning_rate": self.theta}
+        return {name: f"{value:g}" for name, value in settings.items() if value is not None}
 
     @staticmethod
     def of(config: dict[str, Any], usual_theta: float | None) -> Arm:
-        """Of a run's configuration; `usual_theta` is its recipe's factor on θ's learning rate, if that is known."""
+        """The arm of a run's configuration; `usual_theta` is its recipe's factor on θ's learning rate, if known."""
         model = QEDConfig(**config["model"])
         bound = None if model.lambda_max == QEDConfig().lambda_max else model.lambda_max
         theta = config.get("theta_learning_rate", TrainConfig.theta_learning_rate)

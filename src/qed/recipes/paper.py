@@ -1,7 +1,7 @@
 """The paper's runs: 340M parameters, 15B tokens of FineWeb-Edu, five arms, two seeds; and its model trained briefly.
 
-What the paper leaves open are defaults of `QEDConfig` and `TrainConfig`: betas, weight decay, clipping, warm-up, and
-how the learning rate falls.
+What the paper leaves open has the defaults of `QEDConfig` and `TrainConfig`: betas, weight decay, clipping, warm-up,
+and how the learning rate falls.
 """
 
 from __future__ import annotations
@@ -22,10 +22,25 @@ SHORT: dict[str, Any] = {
     "validation_tokens": 524_288,
     "log_every": 10,
 }
-ARMS = ("gdn2", "qed", "qed-rand", "qed-nogate", "qed-nogate-noproj")
+# The paper's arms: the rule that is trained, and what the paper calls it.
+ARMS = {
+    "gdn2": "GDN-2",
+    "qed": "QED",
+    "qed-rand": "QED-rand",
+    "qed-nogate": "QED-nogate",
+    "qed-nogate-noproj": "QED-nogate-noproj",
+}
 
 
 def paper_340m(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
+    """The paper's run of one arm: 28,611 steps of 256 rows of 2048 tokens.
+
+    Args:
+        data: a folder that `qed prepare` wrote.
+        arm: one of the paper's arms.
+        seed: of the weights and of the order of the data.
+        validation: a folder of held-out tokens; without one the run is not validated.
+    """
     if arm not in ARMS:
         raise ValueError(f"arm: expected one of {', '.join(ARMS)}, got {arm!r}")
     return TrainConfig(
@@ -39,10 +54,13 @@ def paper_340m(data: str, arm: str = "qed", seed: int = 0, validation: str = "")
 
 
 def paper_short(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
-    """The paper's model for 48M tokens in 1,465 steps of 16 rows of 2048, of 15B in the paper.
+    """The paper's model trained on 48M tokens instead of 15B, in 1,465 steps of 16 rows of 2048.
 
-    Made for a corpus with a tenth of practice documents (`qed prepare --practice 0.1`), after which its accuracy by
-    length is like that of the paper's GDN-2. θ can travel as far as in the paper (`theta.py`).
+    The corpus is meant to have a tenth of practice documents (`qed prepare --practice 0.1`): then accuracy by length
+    comes out like that of the paper's GDN-2. θ can travel as far as in the paper (`theta.py`).
+
+    Args:
+        data, arm, seed, validation: as in `paper_340m`; any rule can be the arm.
     """
     return matched(
         TrainConfig(

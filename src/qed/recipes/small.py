@@ -13,8 +13,11 @@ from .theta import matched
 def medium(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
     """64M parameters (with 32,000 tokens), 48M tokens in 1,465 steps of 16 rows of 2048: two minutes on an H200.
 
-    Heads and rows are as wide and as long as the paper's. Made for a corpus with a tenth of practice documents
+    Heads are as wide and rows as long as the paper's. The corpus is meant to have a tenth of practice documents
     (`qed prepare --practice 0.1`). θ can travel as far as in the paper (`theta.py`).
+
+    Args:
+        data, arm, seed, validation: as in `paper_short`.
     """
     return matched(
         TrainConfig(
@@ -31,7 +34,11 @@ def medium(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> 
 
 
 def small(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
-    """14M parameters (with 32,000 tokens), 64M tokens in 3,907 steps of 32 rows of 512: minutes on a large GPU."""
+    """14M parameters (with 32,000 tokens), 64M tokens in 3,907 steps of 32 rows of 512: minutes on a large GPU.
+
+    Args:
+        data, arm, seed, validation: as in `paper_short`.
+    """
     return TrainConfig(
         name=f"small-{arm}-{seed}",
         model=SIZES["small"] | {"rule": arm},
@@ -50,7 +57,11 @@ def small(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> T
 
 
 def mini(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
-    """Two layers of width 64, 3,000 steps of 8 rows of 128: two minutes on one core."""
+    """Two layers of width 64, 3,000 steps of 8 rows of 128: two minutes on one CPU core.
+
+    Args:
+        data, arm, seed, validation: as in `paper_short`.
+    """
     return TrainConfig(
         name=f"mini-{arm}-{seed}",
         model=SIZES["mini"] | {"rule": arm},
@@ -72,7 +83,14 @@ def mini(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> Tr
 
 
 def lambda_max_sweep(data: str, lambda_max: float = 0.25, seed: int = 0, scale: str = "small") -> TrainConfig:
-    """QED trained with another bound on λ; the paper has 0.25 alone."""
+    """QED trained with another bound on λ; the paper has 0.25 only.
+
+    Args:
+        data: a folder that `qed prepare` wrote.
+        lambda_max: the bound.
+        seed: of the weights and of the order of the data.
+        scale: the recipe whose sizes it has: medium, small or mini.
+    """
     recipes = {"medium": medium, "small": small, "mini": mini}
     if scale not in recipes:
         raise ValueError(f"scale: expected one of {', '.join(recipes)}, got {scale!r}")

@@ -23,11 +23,11 @@ def travel(config: TrainConfig) -> float:
 
 @lru_cache
 def papers_travel() -> float:
-    """The paper's: every field that decides it has the paper's value by default."""
+    """The sum in the paper's run, whose values are the defaults of every field that decides it."""
     return travel(TrainConfig(name="the paper's", data=""))
 
 
 def matched(config: TrainConfig) -> TrainConfig:
-    """The same run with θ's factor such that θ can travel as far as in the paper, to a tenth."""
+    """The same run with the factor, rounded to a tenth, by which θ can travel as far as in the paper."""
     factor = config.theta_learning_rate * papers_travel() / travel(config)
     return dataclasses.replace(config, theta_learning_rate=round(factor, 1))

@@ -61,7 +61,7 @@ class Plan:
     scale: str
     recipe: str
     changes: dict[str, str] = field(default_factory=dict)  # of the recipe's fields
-    arms: tuple[str, ...] = ARMS
+    arms: tuple[str, ...] = tuple(ARMS)
     seeds: tuple[int, ...] = (0, 1)
     source: str
     validation: str  # another source, or nothing

@@ -1,4 +1,4 @@
-"""Training: a recipe, a loop that loses nothing, and what is written while it runs."""
+"""Training: the configuration of a run, the loop that resumes wherever it stopped, and what is written meanwhile."""
 
 from .config import TrainConfig
 

@@ -1,47 +1,49 @@
 """A piece of a batch, forward and backward, as one CUDA graph.
 
-At 340M parameters a piece is two thousand kernels. Asking for them one by one takes Python as long as a fast GPU takes
-to run them, so that what the machine's CPU does shows in the step. A graph is asked for at once.
+At 340M parameters a piece is two thousand kernels. Python takes as long to launch them one by one as a fast GPU takes
+to run them, so that a step becomes slower whenever the CPU is busy. A graph is a single launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
 class Captured:
-    """Calls `work` once, then captures it and replays that: on the same weights, adding to the same gradients, which
-    therefore have to stay where they are. `pool`: memory shared with others that never run at the same time."""
+    """A function that is called as it is at first, and afterwards captured once and replayed.
 
-    def __init__(self, pool: Any = None):
+    A replay uses the same weights and adds to the same gradients, which therefore have to stay in place in memory.
+    """
+
+    def __init__(self, pool: torch.cuda._POOL_HANDLE | None = None):
+        """`pool`: memory (torch.cuda.graph_pool_handle) shared with graphs that never run at the same time."""
         self.pool = pool
         self.rows: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, work: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """`work` takes rows and gives a scalar."""
-        if self.rows is None:  # programs are compiled now, and gradients come to be
+        """Call `work`, which maps rows to a scalar, or replay what was captured of it."""
+        if self.rows is None:  # this call compiles programs and allocates gradients
             self.rows = rows.clone()
             return work(rows)
-        if rows.shape != self.rows.shape:  # what is left over of a batch
+        if rows.shape != self.rows.shape:  # the smaller last piece of a batch
             return work(rows)
         if self.graph is None:
-            self.found = torch.zeros((), device=rows.device)
+            self.result = torch.zeros((), device=rows.device)
             self.graph = self._capture(work, self.rows)
         self.rows.copy_(rows)
         self.graph.replay()
-        return self.found
+        return self.result
 
     def _capture(self, work: Callable[[Tensor], Tensor], rows: Tensor) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         try:
-            # Of this thread alone: another one reads the next batch.
+            # Only this thread's launches are captured: another thread copies the next batch to the GPU.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                self.found.copy_(work(rows))
+                self.result.copy_(work(rows))
         except RuntimeError as error:
             message = "a piece of the batch could not be captured as a CUDA graph (with compile=false none is)"
             raise RuntimeError(f"{message}: {error}") from error

@@ -1,10 +1,10 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints, each of which is either whole or not there at all.
 
     DIR/step-00000500/   weights.safetensors, optimizer.safetensors, state.json, sums.json (sha256 of the others)
 
-A folder is written under another name, flushed to disk and renamed. The newest two whole ones and the best are kept,
-and the one just written always is; what is damaged or only looks like a checkpoint is neither counted nor touched.
-Loading takes the newest whole one, and says which it passed over.
+A folder is written under another name, flushed to disk and renamed. The newest two whole checkpoints are kept, the one
+with the least validation loss, and always the one just written. What is damaged or only has a checkpoint's name is
+neither counted nor touched. Loading takes the newest whole one, and reports those it passed over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .. import files
 
-KEPT = 2
+NEWEST_KEPT = 2
 SUMMED = {"weights.safetensors", "optimizer.safetensors", "state.json"}
 
 Signature = tuple[tuple[str, int, int, int], ...]
@@ -30,20 +30,32 @@ _sound: dict[Path, Signature] = {}  # what this process has written or verified,
 
 
 class Checkpoint(NamedTuple):
+    """What a checkpoint's files hold."""
+
     folder: Path
     weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    state: dict[str, Any]
+    optimizer: dict[str, Tensor]  # the optimisers' state by "parameter/field"
+    state: dict[str, Any]  # step, skipped and validation_loss
 
 
 def name_of(step: int) -> str:
+    """The name of a step's folder."""
     return f"step-{step:08d}"
 
 
 def save(
     folder: Path, step: int, weights: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]
 ) -> Path:
-    """Write one and drop what is no longer kept. OSError if the disk is full: what was there before still is."""
+    """Write a checkpoint and remove those that are no longer kept. OSError if it cannot be written: then the ones
+    before are still there.
+
+    Args:
+        folder: of all checkpoints of a run.
+        step: how many steps the run has taken.
+        weights: by name.
+        optimizer: the optimisers' state by "parameter/field".
+        state: skipped and validation_loss.
+    """
     target, part = folder / name_of(step), folder / (name_of(step) + files.PART)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +79,7 @@ def save(
 
 
 def newest(folder: Path, report: Callable[[str], object] = print) -> Checkpoint | None:
-    """The newest that is whole; None if there is none."""
+    """Load the newest checkpoint that is whole; None if there is none. Damaged ones are reported and passed over."""
     for candidate in reversed(_named(folder)):
         try:
             state = _verified(candidate)
@@ -84,12 +96,12 @@ def newest(folder: Path, report: Callable[[str], object] = print) -> Checkpoint 
 
 def _named(folder: Path) -> list[Path]:
     """Everything that has a checkpoint's name, by step."""
-    found = [x for x in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,}", x.name)]
-    return sorted(found, key=lambda x: int(x.name.removeprefix("step-")))
+    named = [x for x in folder.glob("step-*") if re.fullmatch(r"step-[0-9]{8,}", x.name)]
+    return sorted(named, key=lambda x: int(x.name.removeprefix("step-")))
 
 
 def _put(part: Path, target: Path) -> None:
-    """Rename, over what may be there: a damaged one, or something else of this name."""
+    """Rename the new folder, replacing a damaged checkpoint or anything else that has its name."""
     old = target.with_name(f"{target.name}.old{files.PART}")
     if target.is_symlink() or target.exists():
         target.rename(old)
@@ -99,7 +111,7 @@ def _put(part: Path, target: Path) -> None:
 
 
 def _verified(candidate: Path) -> dict[str, Any]:
-    """The state of a whole checkpoint, whose files have the sums that were written; ValueError says what is not."""
+    """The state of a checkpoint whose files have the sums that were written; otherwise ValueError names the file."""
     before = _signature(candidate)
     sums = files.read_json(candidate / "sums.json")
     if not isinstance(sums, dict) or set(sums) != SUMMED:
@@ -126,19 +138,20 @@ def _check_state(state: Any, candidate: Path) -> None:
 
 
 def _signature(candidate: Path) -> Signature:
-    """Names, sizes and times of a checkpoint's files; ValueError if they are not just the ones there have to be."""
+    """Names, sizes and times of a checkpoint's files; ValueError if a file is missing or there is another one."""
     if not candidate.is_dir():
         raise ValueError("expected a folder")
-    found = sorted(candidate.iterdir())
-    missing = (SUMMED | {"sums.json"}) ^ {x.name for x in found if x.is_file()}
-    if missing or len(found) != len(SUMMED) + 1:
-        raise ValueError(f"expected the files {', '.join(sorted(SUMMED))} and sums.json, got {[x.name for x in found]}")
-    stats = [(x.name, x.stat()) for x in found]
+    entries = sorted(candidate.iterdir())
+    wrong = (SUMMED | {"sums.json"}) ^ {x.name for x in entries if x.is_file()}
+    if wrong or len(entries) != len(SUMMED) + 1:
+        names = [x.name for x in entries]
+        raise ValueError(f"expected the files {', '.join(sorted(SUMMED))} and sums.json, got {names}")
+    stats = [(x.name, x.stat()) for x in entries]
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def _whole(candidate: Path) -> bool:
-    """Sums are compared once in a process, as long as sizes and times stay what they were."""
+    """Whether a checkpoint is whole. Its sums are compared once in a process, as long as sizes and times stay."""
     try:
         if _sound.get(candidate) != _signature(candidate):
             _verified(candidate)
@@ -148,12 +161,12 @@ def _whole(candidate: Path) -> bool:
 
 
 def _prune(folder: Path, saved: Path) -> None:
-    """Keep the one just saved, the newest KEPT in all, and the one with the least validation loss."""
-    found = [x for x in _named(folder) if x == saved or _whole(x)]
-    losses = {x: files.read_json(x / "state.json").get("validation_loss") for x in found}
+    """Keep the one just saved, the newest NEWEST_KEPT in all, and the one with the least validation loss."""
+    whole = [x for x in _named(folder) if x == saved or _whole(x)]
+    losses = {x: files.read_json(x / "state.json").get("validation_loss") for x in whole}
     finite = {x: loss for x, loss in losses.items() if _number(loss) and math.isfinite(loss)}
     best = min(finite, key=lambda x: finite[x], default=None)
-    for candidate in found[:-KEPT]:
+    for candidate in whole[:-NEWEST_KEPT]:
         if candidate not in (best, saved):
             _sound.pop(candidate, None)
             files.remove(candidate)

@@ -12,14 +12,15 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.config import QEDConfig
+from ..model.config import QEDConfig, nearest
+from .fields import check_type, field_types, parse, parse_field
+from .optimizers import settings_of
 
-# What may change when a run goes on: none of it decides its numbers, but for the order of sums.
-FREE = {"parallel", "compile", "micro_tokens", "activation_checkpointing", "save_every", "log_every"}
-FREE |= {"stop_after_skipped", "context"}
+# What may change when a run is resumed: none of it decides its numbers, apart from the order of sums.
+CHANGEABLE_ON_RESUME = {"parallel", "compile", "micro_tokens", "activation_checkpointing", "save_every", "log_every"}
+CHANGEABLE_ON_RESUME |= {"stop_after_skipped", "context"}
 
-
-# Least and most of every number.
+# The least and the largest value of every number.
 RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
     **dict.fromkeys(("sequence", "batch_tokens", "micro_tokens", "total_tokens", "validation_tokens"), (1, math.inf)),
@@ -28,14 +29,21 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("epsilon", "clip"), (sys.float_info.min, math.inf)),
     "warmup_fraction": (0, 1),
 }
+CHOICES = {
+    "parallel": ("ddp", "fsdp"),
+    "activation_checkpointing": ("none", "cheap", "full"),
+    "precision": ("bfloat16", "float32"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    name: str  # the recipe's
+    """A training run. ValueError for values that cannot be one, with the field, what was expected and what came."""
+
+    name: str  # of the recipe
     model: dict[str, Any] = field(default_factory=dict)  # arguments of QEDConfig
-    data: str  # a folder of `qed prepare`
-    validation: str | None = None  # another one, held out
+    data: str  # a folder that `qed prepare` wrote
+    validation: str | None = None  # another such folder, held out
     seed: int = 0
     sequence: int = 2048  # tokens of a row
     batch_tokens: int = 524_288  # of a step, over all processes
@@ -43,17 +51,19 @@ class TrainConfig:
     total_tokens: int = 15_000_000_000
     decay_start_tokens: int = 13_500_000_000  # the learning rate falls linearly to 0 from here on
     warmup_fraction: float = 0.01  # of all steps, linear
+    optimizer: str = "adamw"  # a name in `OPTIMIZERS`
+    optimizer_settings: dict[str, Any] = field(default_factory=dict)  # its own; those not given have their defaults
     learning_rate: float = 3e-4
     theta_learning_rate: float = 10.0  # times the learning rate, for θ
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW, as is epsilon
     epsilon: float = 1e-8
     weight_decay: float = 0.1  # not on norms, biases, A_log, dt_bias, θ and convolutions' taps
-    clip: float = 1.0  # of the gradient's norm
+    clip: float = 1.0  # the largest norm of the gradient
     precision: str = "bfloat16"  # of products; weights and optimiser are float32
     parallel: str = "ddp"  # or "fsdp": how processes share the model, if there are several
     context: int = 1  # processes that share one row, each with a stretch of its tokens
-    compile: bool = True  # blocks; and on one GPU a piece is captured as a CUDA graph
-    activation_checkpointing: str = "none"  # "cheap": all but products is made again; "full": every block is
+    compile: bool = True  # compiles blocks; on one GPU a piece of the batch is also captured as a CUDA graph
+    activation_checkpointing: str = "none"  # "cheap" recomputes all but matrix products, "full" recomputes every block
     save_every: int = 500  # steps
     validate_every: int = 500
     validation_tokens: int = 1_048_576
@@ -61,17 +71,26 @@ class TrainConfig:
     stop_after_skipped: int = 20  # steps in a row without a finite gradient
 
     def __post_init__(self) -> None:
-        for field_ in dataclasses.fields(self):
-            _check_type(field_.name, str(field_.type), getattr(self, field_.name))
+        for name, kind in field_types(type(self)).items():
+            check_type(name, kind, getattr(self, name))
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             if not least <= value <= most:
                 expected = f"{least} or more" if most == math.inf else f"a number from {least} to {most}"
                 raise ValueError(f"{name}: expected {expected}, got {value}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
+                raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: expected two numbers from 0 to below 1, got {list(self.betas)}")
         QEDConfig.check_names(self.model)
         self.model_config()
+        settings = settings_of(self.optimizer, self.optimizer_settings)
+        object.__setattr__(self, "optimizer_settings", dataclasses.asdict(settings))
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
         if self.batch_tokens % self.sequence or self.micro_tokens % self.sequence:
             raise ValueError(
                 f"batch_tokens, micro_tokens: expected multiples of a row of {self.sequence} tokens, "
@@ -83,91 +102,52 @@ class TrainConfig:
             raise ValueError(
                 f"decay_start_tokens: expected at most total_tokens, {self.total_tokens}, got {self.decay_start_tokens}"
             )
-        if self.parallel not in ("ddp", "fsdp"):
-            raise ValueError(f"parallel: expected ddp or fsdp, got {self.parallel!r}")
-        if self.activation_checkpointing not in ("none", "cheap", "full"):
-            raise ValueError(
-                f"activation_checkpointing: expected none, cheap or full, got {self.activation_checkpointing!r}"
-            )
-        if self.precision not in ("bfloat16", "float32"):
-            raise ValueError(f"precision: expected bfloat16 or float32, got {self.precision!r}")
 
     @property
     def steps(self) -> int:
+        """The number of optimiser steps of the whole run."""
         return -(-self.total_tokens // self.batch_tokens)
 
     @property
     def batch(self) -> int:
-        """Rows of a step."""
+        """The number of rows in a step."""
         return self.batch_tokens // self.sequence
 
     def model_config(self) -> QEDConfig:
+        """The configuration of the model that is trained."""
         return QEDConfig(**self.model)
 
     def to_json(self) -> str:
+        """Write all fields as a JSON object."""
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> TrainConfig:
+        """The inverse of `to_json`. Fields that an older version did not write have their defaults."""
         values: dict[str, Any] = json.loads(text)
         return TrainConfig(**(values | {"betas": tuple(values["betas"])}))
 
     def changed(self, changes: dict[str, str]) -> TrainConfig:
-        """With fields set from the command line; `model.rule=gdn2` reaches into the model."""
+        """The same run with fields set from the command line.
+
+        `model.rule=gdn2` sets a field of the model, `optimizer.momentum=0.9` a setting of the optimiser.
+        """
         values: dict[str, Any] = {}
-        model = dict(self.model)
-        known = {f.name: f for f in dataclasses.fields(self)}
+        model, settings = dict(self.model), dict(self.optimizer_settings)
+        if changes.get("optimizer", self.optimizer) != self.optimizer:
+            settings = {}  # those of the optimiser before
+        kinds = field_types(type(self))
+        plain = kinds.keys() - {"name", "model", "optimizer_settings"}
         for name, text in changes.items():
             if name.startswith("model."):
-                model[name.removeprefix("model.")] = _parsed(text)
-            elif name in known.keys() - {"model", "name"}:
-                values[name] = _parsed_field(text, str(known[name].type))
+                model[name.removeprefix("model.")] = parse(text)
+            elif name.startswith("optimizer."):
+                settings[name.removeprefix("optimizer.")] = parse(text)
+            elif name in plain:
+                values[name] = parse_field(text, kinds[name])
             else:
-                raise ValueError(f"--set: expected one of {', '.join(sorted(known.keys() - {'name'}))}, got {name}")
-        return dataclasses.replace(self, **values, model=model)
-
-
-def _check_type(name: str, kind: str, value: Any) -> None:
-    """ValueError unless `value` is what the field's annotation says, and finite."""
-    expected, right = {
-        "int": ("a whole number", _is_number(value) and isinstance(value, int)),
-        "float": ("a number", _is_number(value)),
-        "bool": ("true or false", isinstance(value, bool)),
-        "str": ("a text", isinstance(value, str)),
-        "str | None": ("a text, or nothing", value is None or isinstance(value, str)),
-        "tuple[float, float]": (
-            "two numbers, such as [0.9, 0.95]",
-            isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value)),
-        ),
-        "dict[str, Any]": ("fields by name", isinstance(value, dict)),
-    }[kind]
-    if not right:
-        raise ValueError(f"{name}: expected {expected}, got {value!r}")
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number that no float can stand for
-        return False
-
-
-def _parsed_field(text: str, kind: str) -> Any:
-    """A field's value. A text stays the text it is, though it may look like a number: data=2024 is a folder."""
-    if kind == "str":
-        return text
-    value = _parsed(text)
-    if kind == "int" and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if kind == "str | None":
-        return None if value is None else text
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _parsed(text: str) -> Any:
-    """JSON where it is, else the text itself; 1e9 is a whole number."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1e3 else value
+                known = [*sorted(plain), "model.FIELD", "optimizer.SETTING"]
+                raise ValueError(
+                    f"--set: expected one of {', '.join(known)}, got {name}; the nearest is {nearest(name, known)}"
+                )
+        return dataclasses.replace(self, **values, model=model, optimizer_settings=settings)

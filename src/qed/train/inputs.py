@@ -9,17 +9,23 @@ from .config import TrainConfig
 
 
 class Inputs(NamedTuple):
+    """The corpora of a run."""
+
     training: TokenShards
     validation: TokenShards | None
 
     @property
     def identities(self) -> dict[str, str]:
-        """Kept with a run: data that has changed under the same path is another run's."""
-        found = {"data": self.training.identity}
-        return found if self.validation is None else found | {"validation": self.validation.identity}
+        """The identity of each corpus's tokens, which is written beside the configuration: other tokens under the same
+        path make another run."""
+        training = {"data": self.training.identity}
+        return training if self.validation is None else training | {"validation": self.validation.identity}
 
     def check_same(self, before: Any, config: TrainConfig) -> None:
-        """ValueError if a run began with other tokens than there are now. `before`: what it kept, if anything."""
+        """Raise ValueError if a run began with other tokens than there are now.
+
+        `before` is what it wrote as its `identities`; runs of older versions have none.
+        """
         for name, now in self.identities.items():
             kept = before.get(name) if isinstance(before, dict) else None
             if kept is not None and kept != now:
@@ -30,7 +36,7 @@ class Inputs(NamedTuple):
 
 
 def open_inputs(config: TrainConfig) -> Inputs:
-    """Both corpora. ValueError for what is missing, too short, or made with other tokenizers."""
+    """Open both corpora. ValueError if one is missing or too short, or if they have different tokenizers."""
     training = TokenShards(config.data)
     vocabulary, size = training.index["vocab_size"], config.model_config().vocab_size
     if vocabulary > size:

@@ -1,8 +1,8 @@
-"""The loop: batches, gradients, steps, checkpoints. A run is a function of its configuration; killed, it goes on.
+"""The loop: batches, gradients, steps, checkpoints. A run is a function of its configuration; killed, it resumes.
 
-A step's global batch is cut into pieces that fit; gradients add up, and the loss is the mean over the whole batch. What
-decides the next step is in the last checkpoint: weights, optimiser, step. Nothing else has a state: data and learning
-rate are functions of the step.
+The global batch of a step is cut into pieces that fit into memory; their gradients add up, and the loss is the mean
+over the whole batch. The last checkpoint has all that decides the next step: weights, the optimiser's state, the number
+of the step. Nothing else has a state: data and learning rate are functions of the step.
 """
 
 from __future__ import annotations
@@ -32,34 +32,47 @@ from ..data import Loader, ReadAhead
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..ops import value_checks
 from ..provenance import provenance
-from . import checkpoints, optimizer
+from . import checkpoints, optimizers
 from .captured import Captured
-from .config import FREE, TrainConfig
+from .config import CHANGEABLE_ON_RESUME, TrainConfig
 from .inputs import open_inputs
 from .metrics import MetricsFile, TensorBoard, strengths, utilisation
-from .parallel import Parallel, SummedLoss
+from .objective import SummedLoss
+from .parallel import Parallel
 from .probes import ranges
 from .schedule import learning_rate
 
-STOPPED = 75  # exit status of a run that was asked to stop and can go on
+STOPPED = 75  # exit status of a run that was asked to stop and can be resumed
 
 
 class Diverged(RuntimeError):  # noqa: N818
     """Too many steps in a row without a finite gradient."""
 
 
-class Step(NamedTuple):
+class StepResult(NamedTuple):
+    """What is known after an optimiser step."""
+
     loss: float
-    norm: float  # of the gradient
-    finite: bool  # or it was not taken
+    norm: float  # of the gradient, before clipping
+    finite: bool  # whether loss and norm are; if not, the weights were left as they are
     strength: dict[str, float]  # mean λ of every layer that has one, before the step
 
 
-Watch = Callable[[QEDForCausalLM], dict[str, float]]  # looks at a model in training; what it finds is logged
+Watch = Callable[[QEDForCausalLM], dict[str, float]]  # measures a model in training; what it returns is logged
 
 
 class Trainer:
+    """A run in its folder: made anew, or resumed from the folder's last checkpoint."""
+
     def __init__(self, config: TrainConfig, out: Path, device: str, console: Console, watch: Watch | None = None):
+        """
+        Args:
+            config: the run; a folder that holds a run with other numbers is refused.
+            out: the run's folder.
+            device: "cpu" or "cuda".
+            console: where progress is reported, by the first process.
+            watch: called with the model whenever the run is validated.
+        """
         self.parallel = Parallel(config.parallel, device, config.context)
         self.config, self.out, self.device = config, out, self.parallel.device
         self.console = console if self.parallel.first else Console(quiet=True)
@@ -78,12 +91,12 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = QEDForCausalLM(config.model_config()).to(self.device).train()
         if config.activation_checkpointing == "full":
-            # There is nothing random to repeat.
+            # Blocks draw no random numbers, so that no generator's state has to be kept for the second forward.
             self.model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         elif config.activation_checkpointing == "cheap":
             recompute_cheap(self.model)
         self.loss = self.parallel.wrap(SummedLoss(self.model))
-        self.optimizer = optimizer.make(self.model, config)
+        self.optimizers = optimizers.make(self.model, config)
         self.step, self.skipped = 0, 0
         self.validation_loss: float | None = None
         self._remember()
@@ -91,11 +104,11 @@ class Trainer:
         self.captured: Captured | None = None
         if config.compile:
             compile_blocks(self.model)
-            if self.device.startswith("cuda") and self.parallel.world == 1:  # what others wait for is not captured
+            if self.device.startswith("cuda") and self.parallel.world == 1:  # communication is not captured
                 self.captured = Captured()
 
     def _remember(self) -> None:
-        """config.json: written once, by the first process; a folder of another run is refused."""
+        """Write config.json once, by the first process. A folder that holds another run is refused."""
         self.parallel.barrier()
         self.out.mkdir(parents=True, exist_ok=True)
         file = self.out / "config.json"
@@ -111,27 +124,30 @@ class Trainer:
     def _check_same(self, file: Path, before: Any, now: dict[str, Any]) -> None:
         if not isinstance(before, dict) or not isinstance(before.get("config"), dict):
             raise ValueError(f"{file}: expected what `qed train` wrote, got {str(before)[:100]}")
-        changed = sorted(name for name in set(now) - FREE if before["config"].get(name) != now[name])
+        # A field that the version which wrote the file did not have has its default.
+        written = json.loads(TrainConfig(name="", data="").to_json()) | before["config"]
+        changed = sorted(name for name in set(now) - CHANGEABLE_ON_RESUME if written[name] != now[name])
         if changed:
             raise ValueError(f"--out: {self.out} holds a run with another {', '.join(changed)}; use another folder")
         self.inputs.check_same(before.get("identities"), self.config)
 
     def _resume(self) -> None:
-        found = checkpoints.newest(self.out / "checkpoints", self._say)
-        if found is None:
+        last = checkpoints.newest(self.out / "checkpoints", self._say)
+        if last is None:
             return
-        weights = dict(found.weights)
+        weights = dict(last.weights)
         if self.model.config.tie_word_embeddings:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-        self.parallel.fill(self._plain_loss(), self.optimizer, weights, found.optimizer)
-        self.step, self.skipped = found.state["step"], found.state["skipped"]
-        self.validation_loss = found.state["validation_loss"]
-        self._say(f"going on from step {self.step:,}")
+        self.parallel.fill(self._plain_loss(), self.optimizers, weights, last.optimizer)
+        self.step, self.skipped = last.state["step"], last.state["skipped"]
+        self.validation_loss = last.state["validation_loss"]
+        self._say(f"resuming at step {self.step:,}")
 
     def save(self) -> None:
-        weights, moments = self.parallel.state(self._plain_loss(), self.optimizer)
+        """Write a checkpoint of the step that the run has reached. OSError if it cannot be written."""
+        weights, moments = self.parallel.state(self._plain_loss(), self.optimizers)
         if self.model.config.tie_word_embeddings:
-            weights.pop("lm_head.weight", None)  # one tensor, one place
+            weights.pop("lm_head.weight", None)  # it is the embedding, which is saved
         state = {"skipped": self.skipped, "validation_loss": self.validation_loss}
         if self.parallel.first:
             if self.lock is not None:
@@ -144,22 +160,23 @@ class Trainer:
         self.parallel.barrier()
 
     def _plain_loss(self) -> torch.nn.Module:
-        """What was wrapped: names without the wrapper's."""
+        """The module inside DistributedDataParallel, which would put a name of its own before all others."""
         return self.loss.module if isinstance(self.loss, DistributedDataParallel) else self.loss
 
     def run(self) -> None:
+        """Train to the last step and export the model, or until `stopping` is set. Diverged if gradients stay bad."""
         config = self.config
         metrics = self._sinks() if self.parallel.first else []
         in_a_row = 0
         try:
             while self.step < config.steps and not self.stopping:
                 start = time.perf_counter()
-                done = self._step()
+                result = self._step()
                 self.step += 1
                 self.stopping = self.parallel.any(self.stopping)
-                in_a_row = 0 if done.finite else in_a_row + 1
-                self.skipped += not done.finite
-                row = self._row(done, time.perf_counter() - start)
+                in_a_row = 0 if result.finite else in_a_row + 1
+                self.skipped += not result.finite
+                row = self._row(result, time.perf_counter() - start)
                 if self.step % config.validate_every == 0 or self.step == config.steps:
                     self.validation_loss = row["validation_loss"] = self.validate()
                     row |= self._watched()
@@ -169,7 +186,7 @@ class Trainer:
                 for sink in metrics:
                     sink.write(row)
                 if self.step % config.log_every == 0:
-                    self._line(row)
+                    self._report_step(row)
                 if in_a_row >= config.stop_after_skipped:
                     self._report_divergence()
                 if self.step % config.save_every == 0 or self.step == config.steps or self.stopping:
@@ -185,23 +202,23 @@ class Trainer:
         if self.watch is None:
             return {}
         self.model.eval()
-        with self._autocast(), torch.compiler.set_stance("force_eager"):  # shapes that training does not have
-            found = self.watch(self.model)
+        with self._autocast(), torch.compiler.set_stance("force_eager"):  # its shapes are compiled for no step
+            measured = self.watch(self.model)
         self.model.train()
-        return found
+        return measured
 
     def _sinks(self) -> list[MetricsFile | TensorBoard]:
-        found: list[MetricsFile | TensorBoard] = [MetricsFile(self.out / "metrics.jsonl", self.step, self._say)]
+        sinks: list[MetricsFile | TensorBoard] = [MetricsFile(self.out / "metrics.jsonl", self.step, self._say)]
         if find_spec("tensorboard") is None:
             self._say("no TensorBoard files: the package is not installed (pip install tensorboard)")
         else:
-            found.append(TensorBoard(self.out / "tensorboard"))
-        return found
+            sinks.append(TensorBoard(self.out / "tensorboard"))
+        return sinks
 
-    def _step(self) -> Step:
-        """One optimiser step."""
+    def _step(self) -> StepResult:
+        """Take one optimiser step, unless its gradient is not finite."""
         config = self.config
-        optimizer.set_rate(self.optimizer, learning_rate(config, self.step))
+        optimizers.set_rate(self.optimizers, learning_rate(config, self.step))
         pieces = self.batches.step(self.step).split(max(1, config.micro_tokens // config.sequence))
         total = torch.zeros((), device=self.device)
         for i, piece in enumerate(pieces):
@@ -211,24 +228,25 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         strength = {layer: heads.mean() for layer, heads in strengths(self.model).items()}
-        # One wait for the device in a step, with all that is to be known of it.
+        # This is the only place in a step that waits for the device.
         loss, size, *means = torch.stack([total, norm, *strength.values()]).tolist()
         finite = math.isfinite(loss) and math.isfinite(size)
-        if finite:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)  # what is captured adds to them where they are
-        return Step(loss, size, finite, dict(zip(strength, means, strict=True)))
+        for optimizer in self.optimizers:
+            if finite:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=False)  # the captured graph adds to gradients where they are in memory
+        return StepResult(loss, size, finite, dict(zip(strength, means, strict=True)))
 
     def _piece(self, rows: Tensor) -> Tensor:
-        """Its share of the batch's mean loss; its gradients are added to those before."""
-        # Processes' gradients are averaged: their number takes that back.
+        """Add the gradients of one piece to those before, and return its share of the batch's mean loss."""
+        # Gradients are averaged over processes; times their number, they are summed.
         loss = self._loss(rows) * (self.parallel.world / self.config.batch_tokens)
         loss.backward()
         return loss.detach().float() / self.parallel.world
 
     def _loss(self, rows: Tensor) -> Tensor:
-        """Summed over a piece's tokens."""
-        with self._autocast(), value_checks(False):  # what is not finite shows in the loss, and is counted
+        """The loss, summed over the tokens of a piece."""
+        with self._autocast(), value_checks(False):  # values that are not finite show in the loss and are counted
             return self.loss(self.parallel.share(rows))
 
     def _autocast(self) -> torch.autocast:
@@ -237,39 +255,39 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> float | None:
-        """Mean loss of the first tokens of the held-out corpus."""
+        """The mean loss of the first tokens of the held-out corpus, or None if there is none."""
         config, shards = self.config, self.inputs.validation
         if shards is None:
             return None
         windows = min((len(shards) - 1) // config.sequence, max(1, config.validation_tokens // config.sequence))
         together = min(windows, max(1, config.micro_tokens // config.sequence))
-        blocks = windows // together  # what is left over is left out: every block has the same shape
+        blocks = windows // together  # all of the same shape; the windows that are left over are not used
         self.model.eval()
         total = torch.zeros((), device=self.device)
-        for first in range(0, blocks, self.parallel.batch_world):  # all take part in every call
+        for first in range(0, blocks, self.parallel.batch_world):  # every process takes part in every call
             i = first + self.parallel.batch_rank
             starts = [(min(i, blocks - 1) * together + row) * config.sequence for row in range(together)]
             rows = torch.from_numpy(np.stack([shards.read(start, config.sequence + 1) for start in starts]))
-            found = self._loss(rows.to(self.device)).float()
-            total += found if i < blocks else 0 * found
+            loss = self._loss(rows.to(self.device)).float()
+            total += loss if i < blocks else 0 * loss
         self.model.train()
         return float(self.parallel.sum(total)) / (blocks * together * config.sequence)
 
-    def _row(self, done: Step, seconds: float) -> dict[str, Any]:
+    def _row(self, result: StepResult, seconds: float) -> dict[str, Any]:
         row = {
             "step": self.step - 1,
             "tokens": self.step * self.config.batch_tokens,
-            "loss": done.loss,
+            "loss": result.loss,
             "learning_rate": learning_rate(self.config, self.step - 1),
-            "gradient_norm": done.norm,
+            "gradient_norm": result.norm,
             "tokens_per_s": self.config.batch_tokens / seconds,
             "utilisation": utilisation(self.model, self.config.batch_tokens / seconds, self.device),
             "skipped": self.skipped,
-            "strength": done.strength,
+            "strength": result.strength,
         }
-        return row if done.finite else row | {"loss": None, "gradient_norm": None}
+        return row if result.finite else row | {"loss": None, "gradient_norm": None}
 
-    def _line(self, row: dict[str, Any]) -> None:
+    def _report_step(self, row: dict[str, Any]) -> None:
         left = (self.config.steps - self.step) * self.config.batch_tokens / row["tokens_per_s"]
         loss = "not finite, skipped" if row["loss"] is None else f"{row['loss']:.4f}"
         held_out = f"  held out {row['validation_loss']:.4f}" if row.get("validation_loss") is not None else ""
@@ -280,36 +298,36 @@ class Trainer:
         )
 
     def _say(self, text: str) -> None:
-        """A line for whoever watches. A terminal or a pipe that was closed asks the run to stop, as SIGHUP does."""
+        """Print a line. A terminal or a pipe that was closed asks the run to stop, as SIGHUP does."""
         try:
             self.console.print(text, markup=False, highlight=False)
         except (OSError, ValueError, SystemExit):  # a closed pipe makes rich leave the program
             self.stopping = True
-            with suppress(OSError, ValueError):  # or Python would complain once more when it ends
+            with suppress(OSError, ValueError):  # otherwise Python would report the closed pipe again when it exits
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
             self.console = Console(quiet=True)
 
     def _report_divergence(self) -> None:
-        """Save what it takes to look at the step again, and stop."""
+        """Save the batch and the ranges of the weights, so that the step can be repeated, and raise Diverged."""
         folder = self.out / f"diverged-{self.step - 1:08d}"
-        weights, _ = self.parallel.state(self._plain_loss(), self.optimizer)
+        weights, _ = self.parallel.state(self._plain_loss(), self.optimizers)
         if self.parallel.first:
             files.new_folder(folder)
             save_file({"rows": self.loader.step(self.step - 1)}, folder / "batch.safetensors")
             files.make_plain(folder / "batch.safetensors")
-            found = {
+            ranges_of_weights = {
                 name: {"least": float(x.min()), "most": float(x.max()), "finite": bool(x.isfinite().all())}
                 for name, x in weights.items()
             }
-            files.write_json(folder / "ranges.json", found)
+            files.write_json(folder / "ranges.json", ranges_of_weights)
             files.write_text(folder / "replay.txt", f"qed replay {folder}\n")
         self.parallel.barrier()
         count = self.config.stop_after_skipped
         raise Diverged(f"{count} steps in a row without a finite gradient; see {folder}. The last checkpoint is whole.")
 
     def export(self) -> None:
-        """A folder for `from_pretrained`, with the tokenizer."""
-        weights, _ = self.parallel.state(self._plain_loss(), self.optimizer)
+        """Write a folder for `from_pretrained`, with the tokenizer."""
+        weights, _ = self.parallel.state(self._plain_loss(), self.optimizers)
         target = self.out / "export"
         if not self.parallel.first or target.exists():
             return
@@ -325,8 +343,18 @@ class Trainer:
 
 
 def train(config: TrainConfig, out: Path, *, device: str, console: Console, watch: Watch | None = None) -> int:
-    """Run to the end, or to a SIGTERM, SIGINT or SIGHUP, or until nobody can read what is said any more; returns the
-    exit status. `watch` is asked whenever the run is validated."""
+    """Train to the end, or until a SIGTERM, SIGINT or SIGHUP comes or the console's pipe is closed.
+
+    Args:
+        config: the run.
+        out: its folder; if it holds a checkpoint of the same run, that is resumed.
+        device: "cpu" or "cuda".
+        console: where progress is reported.
+        watch: called with the model whenever the run is validated; what it returns is logged.
+
+    Returns:
+        The exit status: 0, or `STOPPED` if the run was asked to stop before its last step.
+    """
     if os.environ.get("RANK", "0") != "0":  # of several processes the first one holds the folder's lock
         return _run(Trainer(config, out, device, console, watch))
     with locks.held(out, "train") as lock:

@@ -1,4 +1,4 @@
-"""What a run writes while it runs: one JSON object a step, and a line on the terminal."""
+"""What a run writes while it runs: one JSON object per step, the same numbers for TensorBoard, and how fast it is."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..files import write_text
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
 
-# Dense bfloat16 products a second, by what torch calls the GPU.
+# Dense bfloat16 operations per second, by a part of the name that torch gives a GPU.
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 
 
 def flops_per_token(model: QEDForCausalLM) -> float:
-    """Of a forward and backward: six for every weight a token meets, and the recurrence in chunks of 64."""
+    """Operations of a forward and backward: six for every weight a token meets, and the recurrence in chunks of 64."""
     weights = sum(x.numel() for name, x in model.named_parameters() if "embed_tokens" not in name)
     weights += model.lm_head.weight.numel() if model.config.tie_word_embeddings else 0
     config = model.config
@@ -32,7 +32,13 @@ def flops_per_token(model: QEDForCausalLM) -> float:
 
 
 def utilisation(model: QEDForCausalLM, tokens_per_s: float, device: str) -> float | None:
-    """Which part of the GPU's peak the model's own arithmetic is; None where the peak is not known."""
+    """The model's own arithmetic as a fraction of the GPU's peak; None where the peak is not known.
+
+    Args:
+        model: the model that is trained.
+        tokens_per_s: how many tokens are trained per second.
+        device: "cpu", "cuda" or "cuda:N".
+    """
     if not device.startswith("cuda"):
         return None
     name = torch.cuda.get_device_name(device)
@@ -40,7 +46,8 @@ def utilisation(model: QEDForCausalLM, tokens_per_s: float, device: str) -> floa
     return None if peak is None else tokens_per_s * flops_per_token(model) / peak
 
 
-# Fields of a row that have a value for every layer: mean λ; λ of every head; least, mean and most of gates and decays.
+# Fields of a row that have a value for every layer: the mean λ; λ of every head; the least, mean and largest values of
+# gates and decays.
 OBJECTS = ("strength", "strength_by_head", "ranges")
 
 
@@ -53,10 +60,12 @@ class TensorBoard:
         self.writer = SummaryWriter(str(folder))
 
     def write(self, row: dict[str, Any]) -> None:
+        """Write every number of a step."""
         for name, value in _flat(row):
             self.writer.add_scalar(name, value, row["step"])
 
     def close(self) -> None:
+        """Flush and close the event file."""
         self.writer.close()
 
 
@@ -72,7 +81,7 @@ def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
 
 
 def read_row(line: bytes) -> dict[str, Any]:
-    """One line of metrics.jsonl; ValueError if it is damaged: no JSON object, or fields of other types."""
+    """Read one line of metrics.jsonl; ValueError if it is damaged: not a JSON object, or a field of another type."""
     try:
         row = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
@@ -90,7 +99,7 @@ def read_row(line: bytes) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a metrics.jsonl (or of one packed as .xz), and a message for every damaged line, with its number."""
+    """Read a metrics.jsonl, plain or packed as .xz: its rows, and a message with the number of every damaged line."""
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
     try:
@@ -107,9 +116,15 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 class MetricsFile:
-    """metrics.jsonl. A run that goes on from a checkpoint first drops what came after it, and damaged lines."""
+    """metrics.jsonl. A resumed run first drops the lines after its checkpoint, and damaged ones."""
 
     def __init__(self, path: Path, first_step: int, report: Callable[[str], object] = print):
+        """
+        Args:
+            path: of metrics.jsonl.
+            first_step: the first step that will be written.
+            report: called with a message for every damaged line.
+        """
         rows, problems = read_metrics(path) if path.exists() else ([], [])
         for problem in problems:
             report(problem)
@@ -118,10 +133,12 @@ class MetricsFile:
         self.file = path.open("a")
 
     def write(self, row: dict[str, Any]) -> None:
+        """Append a step's line."""
         self.file.write(json.dumps(row) + "\n")
         self.file.flush()
 
     def close(self) -> None:
+        """Flush the file to disk and close it."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
@@ -130,9 +147,9 @@ class MetricsFile:
 @torch.no_grad()
 def strengths(model: QEDForCausalLM) -> dict[str, Tensor]:
     """λ of all heads [H] of every layer that has one, on the model's device."""
-    found = {}
+    by_layer = {}
     for i, block in enumerate(model.model.layers):
         if isinstance(block.mixer, Mixer) and block.mixer.row.strength:
             heads = block.mixer.strength()
-            found[str(i)] = heads.full_tensor() if isinstance(heads, DTensor) else heads
-    return found
+            by_layer[str(i)] = heads.full_tensor() if isinstance(heads, DTensor) else heads
+    return by_layer

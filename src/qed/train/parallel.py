@@ -1,8 +1,9 @@
-"""One process or many: torch's own engine, behind the few things the loop needs.
+"""One process or many: torch.distributed, behind the few operations the loop needs.
 
-Under `torchrun` every process has rows of the global batch. "ddp" keeps a copy of the model in each and adds up their
-gradients; "fsdp" (FSDP2) shards weights, gradients and moments, block by block. Checkpoints do not know which it was:
-torch.distributed.checkpoint gathers the state and the first process writes it whole, so that any number may go on.
+Under `torchrun` every process has some rows of the global batch. "ddp" keeps a copy of the model in each process and
+averages their gradients; "fsdp" (FSDP2) shards weights, gradients and the optimiser's state, block by block. A
+checkpoint does not depend on it: torch.distributed.checkpoint gathers the state and the first process writes it whole,
+so that any number of processes can resume.
 """
 
 from __future__ import annotations
@@ -25,28 +26,16 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ..layers import Mixer
 from ..layers.context import Context
-from ..model.causal_lm import QEDForCausalLM
-from .loss import linear_cross_entropy
-
-
-class SummedLoss(nn.Module):
-    """The model with its loss: rows [B, T + 1] → the sum over their tokens. What is wrapped is what is called."""
-
-    def __init__(self, model: QEDForCausalLM):
-        super().__init__()
-        self.model = model
-
-    def forward(self, rows: Tensor) -> Tensor:
-        hidden = self.model.model(rows[:, :-1], use_cache=False).last_hidden_state
-        with torch.autocast(hidden.device.type, enabled=False):
-            return linear_cross_entropy(hidden.flatten(0, 1), self.model.lm_head.weight, rows[:, 1:].flatten())
+from .objective import SummedLoss
 
 
 def _join(backend: str) -> None:
-    """After torchrun has started processes again, addresses of those before are still in its store: look elsewhere."""
+    """Join the other processes. When torchrun restarts them, its store still has the addresses of those before; a
+    prefix of its own for every attempt keeps them apart."""
     store, rank, world = next(iter(dist.rendezvous("env://")))  # type: ignore[attr-defined]
     attempt = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
@@ -54,9 +43,15 @@ def _join(backend: str) -> None:
 
 
 class Parallel:
-    """`context` processes in a row share their rows of the batch, each with a stretch of every row's tokens."""
+    """This process among all that train one model, as torchrun's environment variables describe it."""
 
     def __init__(self, mode: str, device: str, context: int = 1):
+        """
+        Args:
+            mode: "ddp" or "fsdp"; it makes no difference to a single process.
+            device: "cpu" or "cuda"; of several processes each takes the GPU of its local rank.
+            context: how many processes, next to each other, share rows, each with a stretch of every row's tokens.
+        """
         self.world, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
         self.mode = mode if self.world > 1 else "single"
         self.device = device
@@ -67,7 +62,7 @@ class Parallel:
             if not dist.is_initialized():
                 _join("nccl" if device.startswith("cuda") else "gloo")
         elif device.startswith("cuda:"):
-            torch.cuda.set_device(device)  # captures and the allocator's figures are the current device's
+            torch.cuda.set_device(device)  # graphs are captured and memory is counted on the current device
         if self.world % context:
             raise ValueError(f"context: expected a divisor of {self.world} processes, got {context}")
         self.context_size, self.stretch = context, self.rank % context
@@ -78,15 +73,17 @@ class Parallel:
             self.context = Context(groups[self.batch_rank])
 
     def share(self, rows: Tensor) -> Tensor:
-        """My stretch of rows [B, T + 1]: inputs, and one token more for the last one's target."""
+        """This process's stretch of rows [B, T + 1]: its inputs, and one token more as the last one's target."""
         length = (rows.shape[1] - 1) // self.context_size
         return rows[:, self.stretch * length : (self.stretch + 1) * length + 1]
 
     @property
     def first(self) -> bool:
+        """Whether this process is the one that writes files and messages."""
         return self.rank == 0
 
     def wrap(self, loss: SummedLoss) -> nn.Module:
+        """Prepare the model for several processes: what is returned is called in its place."""
         for block in loss.model.model.layers:
             if self.context is not None and not isinstance(block.mixer, Mixer):
                 raise ValueError("context: a softmax layer does not spread over processes; expected 1")
@@ -102,52 +99,59 @@ class Parallel:
 
     @contextmanager
     def piece(self, module: Any, last: bool) -> Iterator[None]:
-        """Around the forward and backward of one piece: gradients travel with the last one."""
+        """Surround the forward and backward of one piece of the batch. Processes exchange gradients in the last one."""
         if self.mode == "fsdp":
             module.set_requires_gradient_sync(last)
         with module.no_sync() if self.mode == "ddp" and not last else nullcontext():
             yield
 
     def sum(self, x: Tensor) -> Tensor:
+        """Add up a tensor over all processes, in place."""
         if self.world > 1:
             dist.all_reduce(x)
         return x
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process: all stop at the same step."""
+        """Whether the flag is set in any process, so that all stop at the same step."""
         if self.world == 1:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
     def barrier(self) -> None:
+        """Wait until all processes have come here."""
         if self.world > 1:
             dist.barrier()
 
-    def state(self, loss: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Weights and moments by name, whole, on the first process (empty elsewhere)."""
+    def state(self, loss: nn.Module, optimizers: list[Optimizer]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Weights and the optimisers' state by name, whole, on the first process (empty on the others)."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights: dict[str, Any] = get_model_state_dict(loss, options=options)
-        moments: Any = get_optimizer_state_dict(loss, optimizer, options=options).get("state", {})
-        flat = {
-            f"{name}/{field}": torch.as_tensor(x) for name, fields in moments.items() for field, x in fields.items()
-        }
+        state: Any = get_optimizer_state_dict(loss, optimizers, options=options).get("state", {})
+        flat = {f"{name}/{field}": torch.as_tensor(x) for name, fields in state.items() for field, x in fields.items()}
         return {name.removeprefix("model."): x for name, x in weights.items()}, flat
 
     def fill(
-        self, loss: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str, Tensor], flat: dict[str, Tensor]
+        self, loss: nn.Module, optimizers: list[Optimizer], weights: dict[str, Tensor], flat: dict[str, Tensor]
     ) -> None:
-        """The inverse of `state`. Every process has read the same files."""
+        """Set weights and the optimisers' state to what `state` returned.
+
+        Args:
+            loss: the module, as `wrap` returned it, without DistributedDataParallel around it.
+            optimizers: those whose state is set.
+            weights: all weights by name; every process has read the same files.
+            flat: the optimisers' state by parameter and field, "name/field".
+        """
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(loss, {f"model.{name}": x for name, x in weights.items()}, options=options)
-        moments: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for key, x in flat.items():
             name, field = key.rsplit("/", 1)
-            moments.setdefault(name, {})[field] = x
-        if moments:
-            groups = get_optimizer_state_dict(loss, optimizer, options=options)["param_groups"]
-            state = {"state": moments, "param_groups": groups}
-            set_optimizer_state_dict(loss, optimizer, state, options=options)
+            state.setdefault(name, {})[field] = x
+        if state:
+            groups = get_optimizer_state_dict(loss, optimizers, options=options)["param_groups"]
+            set_optimizer_state_dict(loss, optimizers, {"state": state, "param_groups": groups}, options=options)
 
     def close(self) -> None:
+        """Leave the other processes."""
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""`qed replay`: the batch that broke a run, once more through the last checkpoint, layer by layer."""
+"""`qed replay`: the batch at which a run diverged, computed again with the last checkpoint, layer by layer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from safetensors.torch import load_file
 from ..model.causal_lm import QEDForCausalLM
 from . import checkpoints
 from .config import TrainConfig
-from .parallel import SummedLoss
+from .objective import SummedLoss
 
 
 def replay(folder: Path, *, device: str, console: Console) -> dict[str, Any]:
-    """`folder`: a run's diverged-…. Prints and returns the loss and [least, most] of every block's output."""
+    """Print and return the loss and the [least, largest] output of every block.
+
+    Args:
+        folder: the diverged-… folder inside a run's folder.
+        device: "cpu" or "cuda".
+        console: where the table is printed.
+    """
     try:
         config = TrainConfig.from_json(json.dumps(json.loads((folder.parent / "config.json").read_text())["config"]))
         rows = load_file(folder / "batch.safetensors")["rows"].to(device)
@@ -26,9 +32,9 @@ def replay(folder: Path, *, device: str, console: Console) -> dict[str, Any]:
         raise ValueError(f"{folder}: expected a diverged-… folder inside a run's: {error}") from error
     torch.manual_seed(config.seed)
     model = QEDForCausalLM(config.model_config()).to(device).train()
-    found = checkpoints.newest(folder.parent / "checkpoints", console.print)
-    if found is not None:
-        model.load_state_dict(found.weights, strict=False)
+    last = checkpoints.newest(folder.parent / "checkpoints", console.print)
+    if last is not None:
+        model.load_state_dict(last.weights, strict=False)
         model.tie_weights()
     seen: dict[str, tuple[float, float]] = {}
     for i, block in enumerate(model.model.layers):
@@ -38,7 +44,7 @@ def replay(folder: Path, *, device: str, console: Console) -> dict[str, Any]:
     kind, low = torch.device(device).type, config.precision == "bfloat16"
     with torch.no_grad(), torch.autocast(kind, dtype=torch.bfloat16, enabled=low):
         loss = float(SummedLoss(model)(rows)) / rows[:, 1:].numel()
-    at = "its first weights" if found is None else found.folder.name
+    at = "its first weights" if last is None else last.folder.name
     table = Table("", "least", "most", title=f"loss {loss:.4f} with {at}")
     for name, (least, most) in seen.items():
         table.add_row(name, f"{least:.4g}", f"{most:.4g}")

@@ -1,4 +1,4 @@
-"""Warm-up, a plateau, a linear fall to zero (WSD). A step's rate is a function of the step alone."""
+"""Warm-up, a plateau, a linear decay to zero (WSD). A step's learning rate is a function of the step alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Of step number `step`, counted from 0."""
+    """The learning rate of a step; steps are counted from 0."""
     warmup = max(1, round(config.warmup_fraction * config.steps))
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup

@@ -15,10 +15,10 @@ from torch import Tensor
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..model.config import QEDConfig
 from ..ops import value_checks
-from . import optimizer
+from . import optimizers
 from .captured import Captured
 from .config import TrainConfig
-from .parallel import SummedLoss
+from .objective import SummedLoss
 
 
 class TrainingStep:
@@ -33,7 +33,7 @@ class TrainingStep:
 
     def __init__(self, model: Any, loss: Callable[[Tensor], Tensor], device: str, captured: Captured | None = None):
         self.model, self.loss, self.device, self.captured = model, loss, device, captured
-        self.optimizer = optimizer.make(model, TrainConfig(name="step", data=""))
+        self.optimizers = optimizers.make(model, TrainConfig(name="step", data=""))
         self.rows = torch.zeros(1, 2, dtype=torch.long, device=device)
 
     def __call__(self) -> None:
@@ -42,8 +42,9 @@ class TrainingStep:
         else:
             self._forward_backward(self.rows)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self.captured is None)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=self.captured is None)
 
     def _forward_backward(self, rows: Tensor) -> Tensor:
         with autocast(self.device), value_checks(False):
