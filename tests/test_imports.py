@@ -99,6 +99,10 @@ def test_triton_is_imported_by_kernels_alone() -> None:
 def test_kernels_are_reached_through_the_tables_of_routes() -> None:
     reaching = {str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py") if "kernels" in imported(p)}
     settings = {"__init__.py", "bench/tune.py"}  # where a user chooses the kernels' launch settings
-    assert {name for name in reaching if not name.startswith("kernels/")} == {"layers/routes.py", *settings}
+    assert {name for name in reaching if not name.startswith("kernels/")} == {
+        "layers/routes.py",
+        "layers/obstacles.py",
+        *settings,
+    }
     naming = {str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py") if re.search(r"\bkernel\(", p.read_text())}
     assert {name for name in naming if not name.startswith("kernels/")} == {"routes.py", "ops/operators.py"}

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from qed import RULES, QEDConfig, QEDForCausalLM, explain
 from qed.layers import MixerState, QEDBlock, Sequences, set_impl
-from qed.layers.routes import BLOCK, OPERANDS, PIECES, block_in_torch, project, rule_obstacle
+from qed.layers.obstacles import rule_obstacle
+from qed.layers.routes import BLOCK, OPERANDS, PIECES, block_in_torch, project
 from qed.layers.sequences import DENSE
 from qed.model.causal_lm import make_block
 from qed.model.decoding import stream

@@ -44,6 +44,18 @@ commands = typer.Typer()
 Results = Annotated[Path, typer.Option(help="The folder for results; the same command resumes where it stopped.")]
 
 
+@commands.command("explain", epilog="Example: qed explain runs/mini/export")
+def _explain(checkpoint: Checkpoint, device: Device = "auto") -> None:
+    """Say which route every piece of a model takes in training, prefill and decoding, and why not the others."""
+    from ..model.base import weights_dtype
+    from ..model.explaining import explain_model
+    from ..model.loading import load
+
+    chosen = device_for(device)
+    model = load(checkpoint, dtype=weights_dtype(chosen), device=chosen)
+    console_for().print(str(explain_model(model)), markup=False, highlight=False, soft_wrap=True)
+
+
 @commands.command("generate", epilog='Example: qed generate runs/mini/export "Once upon a time" --temperature 0.8')
 def _generate(
     checkpoint: Checkpoint,

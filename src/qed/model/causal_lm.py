@@ -52,6 +52,8 @@ def make_block(config: QEDConfig, layer: int) -> QEDBlock:
 
 
 class QEDModel(QEDPreTrainedModel):
+    """The stack of blocks with its embedding and last norm: from tokens to hidden states."""
+
     def __init__(self, config: QEDConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -79,16 +81,20 @@ class QEDModel(QEDPreTrainedModel):
         output_attentions: bool | None = None,
         **unknown: Any,
     ) -> BaseModelOutputWithPast:
-        """
+        """Return the last hidden states, and the cache after the last token.
+
         Args:
+            input_ids, inputs_embeds: tokens [B, T], or their embeddings [B, T, hidden].
             attention_mask: [B, tokens before + T], 0 at padding, anywhere.
-            past_key_values: where to go on from; changed in place.
+            past_key_values: the cache to continue from; changed in place.
+            use_cache: whether to return a cache; by default the configuration's, and never in training.
             cu_seqlens: offsets [N + 1] of N sequences packed along T; then B = 1, and there is no mask and no cache.
             position_ids, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, seq_idx: the same as collators of
                 transformers and TRL say it; see `arguments.offsets`. Without a mask or a cache, position_ids that
                 begin again mean packed sequences; if they come alone, a GPU is waited for to read them.
             output_hidden_states: also return the embeddings and what every block gave, the last after the norm.
-            return_dict: False for a tuple.
+            output_attentions: refused if True, as a recurrent layer has no attention weights.
+            unknown: `return_dict`, False for a tuple; anything else is refused by name.
         """
         if unknown:
             refuse_unknown(QEDModel.forward, unknown)
@@ -112,27 +118,31 @@ class QEDModel(QEDPreTrainedModel):
         )
         sequences = self._sequences(x, attention_mask, past_key_values, packed)
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
-        if packed is not None:
-            use_cache = False
+        use_cache = use_cache and packed is None
         if use_cache and past_key_values is None:
             past_key_values = QEDCache()
+        return self._run(sequences.align(x), sequences, past_key_values, use_cache, wanted)
+
+    def _run(
+        self, x: Tensor, sequences: Sequences, cache: QEDCache | None, use_cache: bool, hidden_states: bool
+    ) -> BaseModelOutputWithPast:
+        """All blocks, on the residual stream of aligned sequences."""
         seen: list[Tensor] = []
-        x = sequences.align(x)
         for i, layer in enumerate(self.layers):
-            if wanted:
+            if hidden_states:
                 seen.append(sequences.restore(x).clone())  # blocks may write over x
-            state = None if past_key_values is None else past_key_values.get(i)
+            state = None if cache is None else cache.get(i)
             run = partial(self._gradient_checkpointing_func, layer.__call__) if self._checkpoints() else layer
             x, state = run(x, state, sequences, use_cache)
-            if use_cache and past_key_values is not None:
-                past_key_values.put(i, state)
-        if use_cache and past_key_values is not None:
-            past_key_values.tokens += x.shape[1]
+            if use_cache and cache is not None:
+                cache.put(i, state)
+        if use_cache and cache is not None:
+            cache.tokens += x.shape[1]
         x = sequences.restore(self.norm(x))
         return BaseModelOutputWithPast(
             last_hidden_state=x,
-            past_key_values=past_key_values if use_cache else None,
-            hidden_states=(*seen, x) if wanted else None,
+            past_key_values=cache if use_cache else None,
+            hidden_states=(*seen, x) if hidden_states else None,
         )
 
     def _checkpoints(self) -> bool:
@@ -153,6 +163,8 @@ class QEDModel(QEDPreTrainedModel):
 
 
 class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
+    """The language model: from tokens to logits, with transformers' `generate`."""
+
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True  # transformers' Trainer then passes `num_items_in_batch`
 
@@ -164,15 +176,19 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
+        """The embedding of tokens."""
         return self.model.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the embedding of tokens."""
         self.model.embed_tokens = value
 
     def get_output_embeddings(self) -> nn.Module:
+        """The matrix that makes logits."""
         return self.lm_head
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace the matrix that makes logits."""
         self.lm_head = new_embeddings
 
     @can_return_tuple
@@ -197,17 +213,20 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         **unknown: Any,
     ) -> CausalLMOutputWithPast:
-        """`labels` like input_ids: shifted here, −100 ignored, and no sequence predicts the next one's first token.
-        `num_items_in_batch`: what to divide the sum of losses by instead of how many there are here; a batch that comes
-        in pieces then has the same loss and gradient as the whole. `logits_to_keep`: how many positions from the end,
-        or which. Other arguments as in `QEDModel`."""
+        """Return logits, the loss if there are labels, and the cache. Other arguments as in `QEDModel.forward`.
+
+        Args:
+            labels: like input_ids; shifted here, −100 ignored, and no sequence predicts the next one's first token.
+            logits_to_keep: how many positions from the end, or which; 0 for all.
+            num_items_in_batch: what to divide the sum of losses by, instead of how many there are here: a batch that
+                comes in pieces then has the same loss and gradient as the whole.
+        """
         if unknown:
             refuse_unknown(QEDForCausalLM.forward, unknown)
         hidden_states = wants_hidden_states(self.config, output_hidden_states, output_attentions)
         said: dict[str, Any] = {"cu_seqlens": cu_seqlens, "seq_idx": seq_idx}
         said |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
-        plain = attention_mask is None and labels is None and not hidden_states
-        if plain and all(x is None for x in said.values()):
+        if not hidden_states and all(x is None for x in (attention_mask, labels, *said.values())):
             decoder = self._decoder(input_ids, past_key_values, use_cache)
             if decoder is not None:
                 return self._decoded(decoder, input_ids, past_key_values)
@@ -232,6 +251,16 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
             output_hidden_states=hidden_states,
             return_dict=True,
         )
+        return self._with_logits(found, labels, logits_to_keep, packed, num_items_in_batch)
+
+    def _with_logits(
+        self,
+        found: BaseModelOutputWithPast,
+        labels: Tensor | None,
+        logits_to_keep: int | Tensor,
+        packed: Tensor | None,
+        items: Tensor | int | None,
+    ) -> CausalLMOutputWithPast:
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         hidden = found.last_hidden_state if isinstance(kept, int) else found.last_hidden_state[:, kept]
         logits = self.lm_head(hidden)
@@ -239,7 +268,7 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
         if labels is not None:
             if not isinstance(kept, int):
                 raise ValueError("labels: a loss needs every position's logits; logits_to_keep must be 0")
-            loss = causal_loss(logits, labels, packed, num_items_in_batch)
+            loss = causal_loss(logits, labels, packed, items)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=found.past_key_values, hidden_states=found.hidden_states
         )
@@ -277,7 +306,14 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
     ) -> dict[str, Any]:
         """As in transformers. From the second step on, `generate` itself has made the token of every row and has added
         a column of ones to the mask for it: the mask says nothing then, and without it the step can be the captured
-        one. All these steps take the decoder of the first (`Decoders.of`)."""
+        one. All these steps take the decoder of the first (`Decoders.of`).
+
+        Args:
+            input_ids, past_key_values, attention_mask, inputs_embeds: as `forward` takes them.
+            next_sequence_length: how many of the tokens are new.
+            is_first_iteration: whether the prompt itself is read.
+            kwargs: passed on.
+        """
         if isinstance(past_key_values, QEDCache):
             # A prompt that is read in pieces comes without `next_sequence_length`, and its mask is the caller's.
             continues = next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized
@@ -309,7 +345,14 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
 def causal_loss(
     logits: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None, items: Tensor | int | None = None
 ) -> Tensor:
-    """Mean cross-entropy of every next token, or their sum over `items`, in at least float32."""
+    """Mean cross-entropy of every next token, or their sum over `items`, in at least float32.
+
+    Args:
+        logits: [B, T, vocabulary].
+        labels: [B, T]; −100 is ignored.
+        cu_seqlens: offsets of packed sequences, whose last tokens predict nothing.
+        items: what to divide the sum by; None for how many predictions there are.
+    """
     if labels.shape != logits.shape[:2]:
         raise ValueError(
             f"labels: expected a token for every input, {list(logits.shape[:2])}, got {list(labels.shape)}"

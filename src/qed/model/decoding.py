@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..layers import Mixer, MixerState, RMSNorm
-from ..layers.routes import BLOCK, normed_projection, plain_linear_obstacle
+from ..layers.obstacles import plain_linear_obstacle
+from ..layers.routes import BLOCK, normed_projection
 from ..routes import Call
 from .fingerprint import fingerprint
 

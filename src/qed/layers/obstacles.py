@@ -1,0 +1,65 @@
+"""Why a kernel cannot take a rule, a matrix or a block: what the tables of `routes.py` ask about layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..kernels.prologue import launch as prologue
+from ..rules import Rule
+
+
+def rule_obstacle(rule: Rule) -> str | None:
+    """Why kernels that make the operands cannot make those of a rule: they know a list of columns and values, and the
+    rule's row has another. A new column is refused until it is put on that list."""
+    if type(rule) is not Rule:
+        return f"the rule is a {type(rule).__name__}, which may compute anything"
+    for name, value in rule.columns().items():
+        if value not in prologue.KNOWN_COLUMNS.get(name, (rule.default(name),)):
+            shown = getattr(value, "__name__", repr(value))
+            return f"the kernels do not know the rule's {name} = {shown}"
+    if rule.write == "none" and rule.erase != "head":
+        return "the kernels do not know a rule whose one gate is not one number per head"
+    return None
+
+
+def plain_linear_obstacle(linear: Any) -> str | None:
+    """Why a matrix product must be left to its module: it is quantised, adapted, or somebody listens to its calls."""
+    if type(linear) is not nn.Linear:
+        return f"it takes an nn.Linear, and this is a {type(linear).__name__}"
+    if type(linear.weight.data) is not Tensor:
+        return f"it takes plain weights, and these are {type(linear.weight.data).__name__}"
+    own = linear.__dict__
+    if "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        return "the module has hooks or a forward of its own, which have to be called"
+    return None
+
+
+def block_parts_obstacle(block: Any) -> str | None:
+    """The kernels take a block apart, so every part has to be the package's own, and run as its class says."""
+    from .block import QEDBlock
+    from .convolution import ShortConvolution
+    from .mixer import Mixer
+    from .mlp import SwiGLU
+    from .norm import GatedRMSNorm, RMSNorm
+
+    mixer, mlp = getattr(block, "mixer", None), getattr(block, "mlp", None)
+    if type(block) is not QEDBlock or type(mixer) is not Mixer or type(mlp) is not SwiGLU:
+        return "it takes a block of a Mixer and a SwiGLU"
+    norms = (block.mixer_norm, block.mlp_norm)
+    kinds = all(type(x) is RMSNorm for x in norms) and type(mixer.o_norm) in (RMSNorm, GatedRMSNorm)
+    if not kinds or type(mixer.conv) is not ShortConvolution:
+        return "a part of the block has been replaced"
+    for part in (block, mixer, mlp, *norms, mixer.o_norm, mixer.conv):
+        own = part.__dict__
+        if "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+            return "a part of the block has hooks or a forward of its own, which have to be called"
+    unbiased = (mixer.in_proj, mixer.f_proj, mixer.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    for matrix in (x for x in (*unbiased, mixer.g_proj) if x is not None):
+        why_not = plain_linear_obstacle(matrix)
+        if why_not is None and (matrix.bias is not None) != (matrix is mixer.g_proj):
+            why_not = "a matrix of the block has a bias that the kernels do not know, or lacks one"
+        if why_not is not None:
+            return why_not
+    return None
