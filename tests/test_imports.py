@@ -21,6 +21,7 @@ ORDER = [
     "recipes",
     "eval",
     "analysis",
+    "report",
     "bench",
     "bench_model",
     "bench_train",

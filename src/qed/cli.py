@@ -221,7 +221,7 @@ def reproduce(
     from .eval.recall import DATASETS
     from .provenance import plan_sha256
     from .recipes.paper import ARMS
-    from .reproduce import collecting, run
+    from .reproduce import collecting, progress, run
     from .reproduce.plan import PLANS, Files, rehearsed
 
     console = console_for()
@@ -249,7 +249,7 @@ def reproduce(
     folder = writable("--out", out or Path("runs") / (f"{scale}-dry-run" if dry_run else scale), folder=True)
     chosen_plan = rehearsed(plan) if dry_run else plan
     if status:
-        run.show_state(chosen_plan, folder, console)
+        progress.show_state(chosen_plan, folder, console)
         return
     if collect is not None:
         found = collecting.collect(folder, writable("--collect", collect, folder=True))

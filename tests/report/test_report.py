@@ -13,13 +13,13 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from qed.analysis import results
-from qed.analysis.conclusions import conclusions
-from qed.analysis.report import write
+from qed.analysis.breakdown import contrasts
 from qed.analysis.strength import compare
-from qed.analysis.tables import contrasts, retrieval
 from qed.cli import app
-
-from .conftest import evaluated
+from qed.report.conclusions import conclusions
+from qed.report.page import write
+from qed.report.tables import retrieval
+from tests.analysis.conftest import evaluated
 
 
 def test_everything_is_written(base: Path, tmp_path: Path) -> None:
