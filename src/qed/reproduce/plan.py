@@ -230,7 +230,7 @@ def paper_short(files: Files) -> Plan:
 
 
 def paper(files: Files) -> Plan:
-    """The paper's own experiment, for GPUs and days. 16M documents of FineWeb-Edu have a little more than 15B tokens."""
+    """The paper's own experiment, for GPUs and days. 16M documents of FineWeb-Edu have just over 15B tokens."""
     return Plan(
         **_tasks(files),
         scale="paper",
