@@ -26,6 +26,7 @@ ORDER = [
     "recipes",
     "eval",
     "analysis",
+    "report",
     "reproduce",
     "testing",
     "doctor",

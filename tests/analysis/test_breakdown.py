@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qed.analysis import breakdown, results, tables
-from qed.analysis.conclusions import at_training_length, conclusions
+from qed.analysis import breakdown, results, selection
+from qed.report import tables
+from qed.report.conclusions import conclusions
 
 from .conftest import evaluated
 
@@ -18,10 +19,11 @@ def test_past_the_training_length_is_told_by_tokens(base: Path) -> None:
             found = list(range(right if length < 2048 else 50))
             evaluated(base / name / "eval", f"niah_single_2-{length}", found, tokens=tokens)
     found = {(run.arm, run.seed): run for run in results.runs(base)}
-    assert tables.past_training([found["qed", 0], found["gdn2", 0]], "niah_single_2") == [2048]
-    (contrast,) = (x for x in tables.contrasts(list(found.values()), "niah_single_2") if x.name == "mechanism")
+    assert selection.past_training([found["qed", 0], found["gdn2", 0]], "niah_single_2") == [2048]
+    (contrast,) = (x for x in breakdown.contrasts(list(found.values()), "niah_single_2") if x.name == "mechanism")
     assert contrast.seeds[0][0] == 0  # 50 and 50 at 2048 alone
-    assert at_training_length(found["qed", 0], "niah_single_2") == found["qed", 0].results["niah_single_2-1024"].result
+    longest = selection.longest_within_training(found["qed", 0], "niah_single_2")
+    assert longest is found["qed", 0].results["niah_single_2-1024"]
 
 
 def test_one_short_prompt_keeps_a_length_from_being_past(base: Path) -> None:
@@ -30,9 +32,9 @@ def test_one_short_prompt_keeps_a_length_from_being_past(base: Path) -> None:
     rows[7]["tokens"] = 512
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run,) = (x for x in results.runs(base) if x.path.name == "qed-0")
-    assert tables.past_training([run], "niah_single_1") == [2048, 4096]
-    at_it = at_training_length(run, "niah_single_1")
-    assert at_it == run.results["niah_single_1-512"].result  # and it is not at the training length either
+    assert selection.past_training([run], "niah_single_1") == [2048, 4096]
+    longest = selection.longest_within_training(run, "niah_single_1")
+    assert longest is run.results["niah_single_1-512"]  # and it is not at the training length either
     said = " ".join(conclusions(results.runs(base)))
     assert "at every length past the training length, at every seed. Holds here in all 5" in said
 
@@ -45,7 +47,7 @@ def test_first_answers_stand_beside_rulers(base: Path) -> None:
         for row in rows[:late]:
             row["prediction"] = f"9999. Or {row['prediction']}"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    table = breakdown.first_answers(results.runs(base))
+    table = tables.first_answers(results.runs(base))
     assert table.columns[3:] == [f"S-NIAH-1 {x}" for x in ("512", "1K", "2K", "4K", "past training")]
     rows = {tuple(row[:3]): row[3:] for row in table.rows}
     assert rows["1", "QED", "anywhere (RULER)"] == ["100.0", "95.0", "80.0", "40.0", "71.7"]
@@ -57,7 +59,7 @@ def test_without_predictions_first_answers_are_missing(base: Path) -> None:
     path = base / "qed-1" / "eval" / "niah_single_1-1024.jsonl"
     rows = [{k: v for k, v in json.loads(x).items() if k != "prediction"} for x in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    table = breakdown.first_answers(results.runs(base))
+    table = tables.first_answers(results.runs(base))
     rows_ = {tuple(row[:3]): row[3:] for row in table.rows}
     assert rows_["1", "QED", "first answer"] == ["100.0", None, "80.0", "40.0", None]
 
@@ -70,10 +72,8 @@ def test_a_difference_is_training_and_correction(base: Path) -> None:
         parts = [x[seed][0] for x in (split.whole, split.training, split.correction)]
         assert parts == pytest.approx([20, 10, 10])
     said = " ".join(conclusions(results.runs(base)))
-    assert (
-        "QED less GDN-2 on S-NIAH-1 at 2K: +20.00 points at seed 0, of which +10.00 are there with λ set to 0" in said
-    )
-    table = breakdown.split_table(results.runs(base))
+    assert "QED − GDN-2 on S-NIAH-1 at 2K: +20.00 points at seed 0, of which +10.00 remain with λ set to 0" in said
+    table = tables.split_table(results.runs(base))
     assert table.theirs == {7, 8, 9}
     assert table.rows[0][7:] == ["+15.00", "+15.00", "+0.00"]  # the paper's seed 0: Table 4 less Table 3's GDN-2
     assert table.rows[1][7:] == ["+30.50", "+23.55", "+6.95"]

@@ -69,7 +69,7 @@ def test_strength_eigenvalues_report(run: Path, tmp_path: Path) -> None:
     assert e["all"]["correction"]["mean"] > 0.3
     call("report", run.parent, "--out", tmp_path / "report")
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "Strength at inference" in page
+    assert "Accuracy (%) with λ scaled by s at inference" in page
     assert f"<td>{trained:.3f}</td>" in page
     assert "Not finished: QED seed 0." in page
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from qed.analysis import tables
 from qed.analysis.breakdown import splits
-from qed.analysis.conclusions import conclusions
-from qed.analysis.report import all_tables
 from qed.analysis.results import runs, survey
 from qed.analysis.units import counting, read_registration
+from qed.report import tables
+from qed.report.conclusions import conclusions
+from qed.report.tables import all_tables
 from qed.reproduce.collecting import KEPT
 
 ROOT = Path(__file__).parents[2]

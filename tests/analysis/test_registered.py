@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from qed.analysis import registered_report, results
+from qed.analysis import results
 from qed.analysis.claims import claims, papers
 from qed.analysis.contrasts import Estimate, contrast, pooled
 from qed.analysis.registered import (
@@ -30,10 +30,11 @@ from qed.analysis.registered import (
     unchanged,
     verdict,
 )
-from qed.analysis.registered_figures import last_strengths
 from qed.analysis.results import Run, runs
 from qed.analysis.stats import holm
 from qed.cli import app
+from qed.report import training_tables
+from qed.report.training_figures import last_strengths
 
 from .synthetic import plan_file, unit
 
@@ -182,7 +183,7 @@ def test_trainings_that_have_not_learned(made: Path, tmp_path: Path) -> None:
     assert registered.estimate is not None
     assert only_learned.estimate is not None
     assert (registered.estimate.freedom, only_learned.estimate.freedom) == (18, 17)
-    assert "They are GDN-2 seed 2." in registered_report.sensitivity(found).note
+    assert "They are GDN-2 seed 2." in training_tables.sensitivity(found).note
 
 
 def test_a_seed_that_is_not_complete(made: Path, tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_seeds_beyond_the_plans_stand_apart(tmp_path: Path) -> None:
     assert result.experiment is E2
     assert result.status["qed-4"] == "apart, beyond the 4 seeds of the plan"
     assert {run.seed for run in result.looks[0][1].runs} == {0, 1, 2, 3}
-    table = registered_report.endpoints([result], found)
+    table = training_tables.endpoints([result], found)
     assert ["QED-nogate", "0", "in no experiment: exploratory"] in [row[:3] for row in table.rows]
 
 
@@ -282,7 +283,7 @@ def test_the_page_of_a_plan(made: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_without_a_plan_is_exploratory(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qed.analysis.figures.drawn", lambda _, kinds, **__: dict.fromkeys(kinds, b""))
+    monkeypatch.setattr("qed.report.drawing.drawn", lambda _, kinds, **__: dict.fromkeys(kinds, b""))
     report(made / "medium", "--out", tmp_path / "out")
     page = (tmp_path / "out" / "report.md").read_text()
     assert "## Over trainings: exploratory, no plan was given" in page
@@ -310,7 +311,7 @@ def test_trainings_of_no_plan_are_refused(made: Path, tmp_path: Path) -> None:
 
 def test_runs_are_read_once(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However many tables and figures there are."""
-    monkeypatch.setattr("qed.analysis.figures.drawn", lambda draw, kinds, **__: dict.fromkeys(kinds, b""))
+    monkeypatch.setattr("qed.report.drawing.drawn", lambda draw, kinds, **__: dict.fromkeys(kinds, b""))
     read: list[Path] = []
     lines = results.by_index
     monkeypatch.setattr(results, "by_index", lambda path: read.append(path) or lines(path))  # type: ignore[func-returns-value]

@@ -12,8 +12,8 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from qed.analysis import figures
 from qed.cli import app
+from qed.report import drawing
 from tests.analysis.conftest import evaluated, trained
 
 from . import damage, training
@@ -79,13 +79,13 @@ def _reported() -> Path:
 @contextlib.contextmanager
 def _undrawn(wanted: bool) -> Iterator[None]:
     """Figures take most of a report's time; without them it has nothing but tables."""
-    drawn = figures.drawn
+    drawn = drawing.drawn
     if wanted:
-        figures.drawn = lambda _, kinds, **__: dict.fromkeys(kinds, b"")
+        drawing.drawn = lambda _, kinds, **__: dict.fromkeys(kinds, b"")
     try:
         yield
     finally:
-        figures.drawn = drawn
+        drawing.drawn = drawn
 
 
 def _report(base: Path, out: Path) -> Result:

@@ -276,7 +276,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
     def broken(*_: object, **__: object) -> None:
         raise TypeError("a bug")
 
-    monkeypatch.setattr("qed.analysis.report.write", broken)
+    monkeypatch.setattr("qed.report.page.write", broken)
     result = runner.invoke(app, ["report", str(place / "empty"), "--out", str(place / "empty")])
     assert isinstance(result.exception, TypeError)
 
@@ -342,7 +342,7 @@ def test_control_c_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, place: Pa
     def interrupted(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("qed.analysis.report.write", interrupted)
+    monkeypatch.setattr("qed.report.page.write", interrupted)
     result = runner.invoke(app, ["report", str(place / "empty"), "--out", str(place / "empty")])
     assert result.exit_code == 130
     assert result.output.strip() == "stopped by Ctrl-C"

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from qed.analysis.report import write
 from qed.analysis.results import runs, survey
 from qed.cli import app
 from qed.provenance import code_sha256, plan_sha256
 from qed.recipes.theta import papers_travel, travel
+from qed.report.page import write
 from qed.reproduce import collecting, run
 from qed.reproduce.plan import PLANS, Files, Plan, Unit, rehearsed
 from qed.train.loop import STOPPED
@@ -247,7 +247,7 @@ def test_cut_and_taken_up_again(tmp_path: Path) -> None:
     plan = tiny(arms=("gdn2",), changes=STEPS | {"total_tokens": "65536", "decay_start_tokens": "65536"})
     status, said = go(plan, tmp_path / "out", minutes=0.15)
     assert status == STOPPED, said
-    assert "the same command goes on" in said
+    assert "the same command resumes" in said
     assert json.loads((tmp_path / "out" / "state.json").read_text())["units"]["gdn2-0"]["finished"] is False
     status, said = go(plan, tmp_path / "out")
     assert status == 0, said

@@ -1,1 +1,1 @@
-"""From result files to statements: statistics, the strength sweep, eigenvalues, tables, figures and the report."""
+"""From result files to numbers: results, statistics, the strength sweep, eigenvalues, registered tests, claims."""

@@ -1,7 +1,7 @@
-"""Differences between arms over trainings, where a training is the unit: estimates, tests, and what could be seen.
+"""Differences between arms over trainings, where a training is the unit: estimates, tests, and detectable effects.
 
 A contrast is a weighted sum of arms' means. Its variance comes from the variances within arms, pooled over all of them:
-with few trainings an arm, what the other arms say about how much trainings differ is most of what is known of it.
+with few trainings per arm, most of what is known about how much trainings differ comes from the other arms.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from scipy.stats import t as student
 
 from .stats import Interval
 
-DRAWS = 100_000  # of a permutation test, where there are more arrangements than these
+DRAWS = 100_000  # random arrangements of a permutation test, where there are more than these in all
 
 
 class Estimate(NamedTuple):
-    """A value with its standard error, and the degrees of freedom of that; 0 where trainings do not tell it."""
+    """A value, its standard error, and the degrees of freedom of that error: 0 where trainings do not tell it."""
 
     value: float
     error: float
     freedom: float
 
     def interval(self, level: float = 0.95) -> Interval:
+        """Student's interval, unbounded where the standard error is not known."""
         if self.freedom <= 0:
             return Interval(-math.inf, math.inf)
         half = float(student.ppf((1 + level) / 2, self.freedom)) * self.error
@@ -36,7 +37,7 @@ class Estimate(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Two-sided, of the value being 0."""
+        """The two-sided p-value of the hypothesis that the true value is 0."""
         if self.freedom <= 0 or self.value == 0:
             return 1.0
         return 0.0 if self.error == 0 else 2 * float(student.sf(abs(self.value) / self.error, self.freedom))
@@ -48,41 +49,41 @@ class Estimate(NamedTuple):
 
 
 def pooled(groups: Mapping[str, Sequence[float]]) -> tuple[float, int]:
-    """The standard deviation within arms and its degrees of freedom; nan and 0 with one training each."""
+    """The standard deviation within arms and its degrees of freedom; nan and 0 if every arm has one training."""
     freedom = sum(len(x) - 1 for x in groups.values() if x)
     squares = sum(float(np.var(x)) * len(x) for x in groups.values() if len(x) > 1)
     return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
 
 
 def contrast(groups: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Estimate:
-    """The weighted sum of means, its variance pooled over all groups, with weights or without."""
+    """The weighted sum of means. Its variance is pooled over all groups, also over those without a weight."""
     value, scale = _weighted(groups, weights)
     deviation, freedom = pooled(groups)
     return Estimate(value, deviation * math.sqrt(scale) if freedom else math.inf, freedom)
 
 
 def welch(groups: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Estimate:
-    """The same from each arm's own variance, with Satterthwaite's degrees of freedom."""
+    """The same sum with each arm's own variance and Satterthwaite's degrees of freedom."""
     value, _ = _weighted(groups, weights)
     used = {arm: weight for arm, weight in weights.items() if weight}
     if any(len(groups[arm]) < 2 for arm in used):
         return Estimate(value, math.inf, 0)
-    parts = {arm: w * w * float(np.var(groups[arm], ddof=1)) / len(groups[arm]) for arm, w in used.items()}
-    whole = sum(parts.values())
-    below = sum(x * x / (len(groups[arm]) - 1) for arm, x in parts.items())
-    freedom = whole * whole / below if below else float(min(len(groups[arm]) - 1 for arm in used))
-    return Estimate(value, math.sqrt(whole), freedom)
+    variances = {arm: w * w * float(np.var(groups[arm], ddof=1)) / len(groups[arm]) for arm, w in used.items()}
+    variance = sum(variances.values())
+    below = sum(x * x / (len(groups[arm]) - 1) for arm, x in variances.items())
+    freedom = variance * variance / below if below else float(min(len(groups[arm]) - 1 for arm in used))
+    return Estimate(value, math.sqrt(variance), freedom)
 
 
 def mean_of(differences: Sequence[float]) -> Estimate:
-    """Of differences within trainings: their mean, with Student's t over them."""
+    """The mean of differences within trainings, one per training, with Student's t over them."""
     if not differences:
-        raise ValueError("differences: expected one a training, got none")
+        raise ValueError("differences: expected one per training, got none")
     return contrast({"": differences}, {"": 1.0})
 
 
 def _weighted(groups: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> tuple[float, float]:
-    """The value, and its variance for trainings of variance 1."""
+    """The value of a contrast, and its variance if trainings had a variance of 1."""
     empty = [arm for arm, weight in weights.items() if weight and not groups.get(arm)]
     if empty:
         raise ValueError(f"groups: expected trainings of every arm of the contrast, got none of {empty[0]}")
@@ -92,13 +93,17 @@ def _weighted(groups: Mapping[str, Sequence[float]], weights: Mapping[str, float
 
 
 class Permutation(NamedTuple):
+    """The p-value of a permutation test, and whether all arrangements were looked at."""
+
     p: float
     exact: bool
 
 
 def permutation(groups: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Permutation:
-    """How often the contrast is as far from 0 when the labels of these arms' trainings are dealt out anew: over all
-    arrangements, or over 100,000 random ones, the one found among them."""
+    """How often the contrast is at least as far from 0 when the labels of these arms' trainings are dealt out anew.
+
+    All arrangements are looked at, or 100,000 random ones and the observed one where there are more.
+    """
     sizes = [len(groups[arm]) for arm in weights]
     values = np.concatenate([np.asarray(groups[arm], float) for arm in weights])
     shares = np.repeat([w / n if n else 0.0 for w, n in zip(weights.values(), sizes, strict=True)], sizes)
@@ -114,7 +119,7 @@ def permutation(groups: Mapping[str, Sequence[float]], weights: Mapping[str, flo
 
 
 def _arrangements(sizes: Sequence[int], left: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
-    """Every way to deal out `left` into groups of these sizes."""
+    """Every way to deal out the indices `left` into groups of these sizes."""
     if len(sizes) == 1:
         yield [left]
         return
@@ -125,7 +130,7 @@ def _arrangements(sizes: Sequence[int], left: tuple[int, ...]) -> Iterator[list[
 
 
 def sign_flips(differences: Sequence[float]) -> Permutation:
-    """The same for differences within trainings, whose two labels may be exchanged in each by itself."""
+    """The permutation test for differences within trainings: the two labels may be exchanged in each training."""
     values, n = np.asarray(differences, float), len(differences)
     least = abs(float(values.sum())) - 1e-9
     if 2**n <= DRAWS:
@@ -136,7 +141,14 @@ def sign_flips(differences: Sequence[float]) -> Permutation:
 
 
 def power(effect: float, error: float, freedom: float, level: float) -> float:
-    """The probability that a two-sided test at `level` finds an effect, where its standard error is `error`."""
+    """The probability that a two-sided test finds an effect.
+
+    Args:
+        effect: the true value.
+        error: the true standard error of its estimate.
+        freedom: degrees of freedom from which the test estimates that error.
+        level: the significance level of the test.
+    """
     limit = float(student.ppf(1 - level / 2, freedom))
     shares = np.sqrt(chi2.ppf((np.arange(4000) + 0.5) / 4000, freedom) / freedom)  # estimated error ÷ true one
     shift = effect / error
@@ -144,7 +156,14 @@ def power(effect: float, error: float, freedom: float, level: float) -> float:
 
 
 def detectable(error: float, freedom: float, level: float, wanted: float = 0.8) -> float:
-    """The smallest effect that a test with this standard error sees with the wanted probability."""
+    """The smallest effect that a two-sided test finds with the wanted probability.
+
+    Args:
+        error: the standard error of the estimate.
+        freedom: degrees of freedom from which the test estimates that error.
+        level: the significance level of the test.
+        wanted: the probability of finding the effect.
+    """
     if not (math.isfinite(error) and error >= 0 and freedom > 0):
         return math.inf
     if error == 0:

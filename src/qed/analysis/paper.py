@@ -1,4 +1,4 @@
-"""The paper's own figures, 340M parameters and 15B tokens, for a column of their own beside ours."""
+"""The paper's own numbers, of models with 340M parameters trained on 15B tokens. Tables show them beside ours."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ EIGENVALUES: dict[str, Any] = {
     "change": 1e-3,
 }
 
-# What an arm differs in from another: contrasts the arms isolate (Figure 2).
+# The contrasts of Figure 2: each is the first arm minus the second, which differ in one thing.
 CONTRASTS = {
     "mechanism": ("qed", "gdn2"),
     "direction": ("qed", "qed-rand"),

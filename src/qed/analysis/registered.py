@@ -1,14 +1,15 @@
 """The registered experiments: their arms and seeds, their tests in families, their looks, and what counts as an answer.
 
-`results/PLAN.md` has them in words. A test is answered
+`results/PLAN.md` has them in words. The answer to a test is
 
-    yes           its p, corrected (Holm) within its family, is below the look's level, and the difference is positive
-    contrary      the same, and it is negative
-    equivalent    neither, and the 90 % interval lies within ±3 points (±0.25 octaves)
+    yes           if its p, after Holm's correction within its family, is below the look's level, and the difference is
+                  positive
+    contrary      if p is below that level and the difference is negative
+    equivalent    if neither, and the 90 % interval lies within ±3 points (±0.25 octaves)
     undecided     otherwise
 
-and a yes whose 90 % interval lies within that margin says so. Trainings without a plan are asked the same questions, at
-.05, all of them together: that is exploratory, and marked so.
+and a yes whose 90 % interval lies within that margin says so. Trainings without a plan get the same tests at a level of
+.05, all trainings together. That is exploratory, and the report says so.
 """
 
 from __future__ import annotations
@@ -19,25 +20,29 @@ from typing import NamedTuple
 
 from . import paper
 from .contrasts import Estimate, Permutation, contrast, mean_of, permutation, sign_flips, welch
+from .names import name_of
 from .results import Run
+from .selection import arms_of
 from .stats import holm
-from .tables import arms_of, name_of
 from .trainings import ENDPOINTS, Study, at_training_length, rate
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-FIRST_LOOK, SECOND_LOOK = 0.00305, 0.0490  # levels
-SHORTENED = 0.0469  # of a second look at fewer seeds than planned
+FIRST_LOOK, SECOND_LOOK = 0.00305, 0.0490  # significance levels
+SHORTENED = 0.0469  # the level of a second look at fewer seeds than planned
 LEVEL = 0.05
 LEARNED = 90.0  # per cent of S-NIAH-1 at the training length
 
 
 class Test(NamedTuple):
+    """A question to the trainings: whether a difference in an endpoint is 0."""
+
     endpoint: str
     name: str
-    weights: Mapping[str, float]  # of arms' means; of no arm: s = 1 less s = 0, within trainings of QED
+    weights: Mapping[str, float]  # of arms' means; without any, the test is s = 1 minus s = 0 within trainings of QED
 
     @property
     def within(self) -> bool:
+        """Whether the difference is taken within trainings."""
         return not self.weights
 
 
@@ -61,8 +66,10 @@ BOUND = (
 
 
 class Experiment(NamedTuple):
+    """Trainings that belong together, and the tests that are made of them."""
+
     name: str
-    recipe: str  # what a run's name begins with; of any recipe: not registered
+    recipe: str  # what the name of its runs begins with; empty if the experiment is not registered
     arms: tuple[str, ...]
     seeds: int  # at which the last look is taken
     first_look: int | None
@@ -71,10 +78,12 @@ class Experiment(NamedTuple):
 
     @property
     def registered(self) -> bool:
+        """Whether a plan names it; otherwise it is exploratory."""
         return bool(self.recipe)
 
     @property
     def tests(self) -> list[Test]:
+        """The tests of all families."""
         return [test for family in self.families.values() for test in family]
 
 
@@ -87,26 +96,27 @@ EXPERIMENTS = (
 
 
 def recipe_of(run: Run) -> str:
+    """The recipe that a run was trained with."""
     return str(run.config.get("name")).partition("-")[0]
 
 
 def own_arms(experiment: Experiment) -> set[str]:
-    """Those that an experiment does not share with an earlier one."""
+    """The arms that an experiment does not share with an earlier one."""
     before = [x for x in EXPERIMENTS if x.recipe == experiment.recipe and x.name < experiment.name]
     return set(experiment.arms) - {arm for x in before for arm in x.arms}
 
 
 def experiments_in(runs: list[Run]) -> list[Experiment]:
-    """Registered ones of which there is a training that no other experiment asks for."""
-    found = []
-    for experiment in EXPERIMENTS:
-        if any(recipe_of(run) == experiment.recipe and run.arm in own_arms(experiment) for run in runs):
-            found.append(experiment)
-    return found
+    """The registered experiments of which there is a training that no earlier experiment asks for."""
+    return [
+        experiment
+        for experiment in EXPERIMENTS
+        if any(recipe_of(run) == experiment.recipe and run.arm in own_arms(experiment) for run in runs)
+    ]
 
 
 def exploratory(runs: list[Run]) -> Experiment:
-    """All arms there are, and those of the same questions that can be asked of them."""
+    """An experiment of all arms there are, with those of the registered tests for which there are trainings."""
     arms, study = set(arms_of(runs)), Study(runs)
 
     def there(test: Test) -> bool:
@@ -120,29 +130,39 @@ def exploratory(runs: list[Run]) -> Experiment:
 
 
 def lacking(experiment: Experiment, run: Run, study: Study) -> list[str]:
-    """Results that the tests of an experiment need of a run and that are not there."""
+    """The results that the tests of an experiment need from a run and that it does not have.
+
+    Args:
+        experiment: whose tests.
+        run: the training.
+        study: the trainings that it is compared with. In an exploratory experiment they decide what is needed.
+    """
     tasks = {study.task(test.endpoint) for test in experiment.tests}
     if experiment.registered:
         wanted = {f"{task}-{n}" for task in tasks for n in LENGTHS}
     else:
         wanted = {name for x in study.runs for name in x.results if name.rpartition("-")[0] in tasks}
-    found = sorted(wanted - run.results.keys())
+    missing = sorted(wanted - run.results.keys())
     if experiment.registered and run.arm == "qed":
         for endpoint in dict.fromkeys(test.endpoint for test in experiment.tests if test.within):
             there = Study([run]).scaled_cells(endpoint)
-            found += [f"{name} at s = 0" for name in study.cells(endpoint, run) if name not in there]
-    return found
+            missing += [f"{name} at s = 0" for name in study.cells(endpoint, run) if name not in there]
+    return missing
 
 
 class Look(NamedTuple):
+    """An analysis of the seeds there are, at its own significance level."""
+
     name: str
     seeds: int
     level: float
 
 
 def looks(experiment: Experiment, complete: int) -> list[Look]:
-    """Those that so many complete seeds allow. Files do not tell whether more seeds will come: a look at fewer than
-    planned counts if none do."""
+    """The looks that a number of complete seeds allows.
+
+    Files do not tell whether more seeds will come: a look at fewer seeds than planned counts only if none do.
+    """
     last = min(complete, experiment.seeds)
     seeds = f"{last} seed{'s' if last != 1 else ''}"
     if complete == 0:
@@ -159,6 +179,14 @@ def looks(experiment: Experiment, complete: int) -> list[Look]:
 
 
 def verdict(estimate: Estimate, p_holm: float, level: float, endpoint: str) -> str:
+    """The answer to a test, as the plan defines it.
+
+    Args:
+        estimate: the difference.
+        p_holm: its p after Holm's correction.
+        level: the look's significance level.
+        endpoint: a key of ENDPOINTS, which gives the margin of equivalence.
+    """
     margin, unit = ENDPOINTS[endpoint].margin, ENDPOINTS[endpoint].unit
     if p_holm < level:
         if estimate.value < 0:
@@ -168,19 +196,21 @@ def verdict(estimate: Estimate, p_holm: float, level: float, endpoint: str) -> s
 
 
 def unchanged(estimate: Estimate, margin: float) -> str:
-    """Of a claim that nothing changes; "different" where the whole 90 % interval lies beyond the margin."""
+    """The answer to a claim that nothing changes: "different" if the whole 90 % interval lies beyond the margin."""
     low, high = estimate.interval(0.9)
     return "equivalent" if estimate.within(margin) else "different" if low > margin or high < -margin else "undecided"
 
 
 class Answer(NamedTuple):
+    """What a test gave."""
+
     family: str
     test: Test
-    estimate: Estimate | None  # None: no trainings to tell
+    estimate: Estimate | None  # None where there are no trainings to tell
     p: float
     p_holm: float
     verdict: str
-    exact: bool = True  # of a permutation test: whether all arrangements were looked at
+    exact: bool = True  # False for a permutation test over random arrangements
 
 
 AS_REGISTERED, ONLY_LEARNED, WELCH = "as registered", "without trainings that have not learned", "Welch's test"
@@ -189,6 +219,13 @@ WAYS = (AS_REGISTERED, ONLY_LEARNED, WELCH, PERMUTED, FIRST_ANSWERS)
 
 
 def estimated(study: Study, test: Test, way: str = AS_REGISTERED) -> Estimate | None:
+    """The difference that a test is about; None where an arm has no trainings.
+
+    Args:
+        study: the trainings.
+        test: the question.
+        way: one of WAYS. Only Welch's test and first answers change the estimate itself.
+    """
     first = way == FIRST_ANSWERS
     if test.within:
         differences = [on - off for on, off in study.switched(test.endpoint, first)]
@@ -200,21 +237,30 @@ def estimated(study: Study, test: Test, way: str = AS_REGISTERED) -> Estimate | 
 
 
 def permuted(study: Study, test: Test) -> Permutation:
+    """The permutation test of the same question: over labels of trainings, or over signs of differences within them."""
     if test.within:
         return sign_flips([on - off for on, off in study.switched(test.endpoint)])
     return permutation(study.groups(test.endpoint), test.weights)
 
 
 def answered(study: Study, family: str, tests: tuple[Test, ...], level: float, way: str) -> list[Answer]:
-    """All tests of a family, in the registered way or in one that shows how much depends on it."""
+    """The answers to all tests of a family, in the registered way or in another that shows how much depends on it.
+
+    Args:
+        study: the trainings.
+        family: the name of the family.
+        tests: its tests, for whose number p is corrected.
+        level: the look's significance level.
+        way: one of WAYS.
+    """
     if way == ONLY_LEARNED:
         study = study.without(not_learned(study))
     estimates = [estimated(study, test, way) for test in tests]
-    found = [
+    tested = [
         Permutation(1.0, True) if x is None else permuted(study, test) if way == PERMUTED else Permutation(x.p, True)
         for x, test in zip(estimates, tests, strict=True)
     ]
-    adjusted = holm([x.p for x in found])
+    adjusted = holm([x.p for x in tested])
     return [
         Answer(
             family=family,
@@ -225,14 +271,14 @@ def answered(study: Study, family: str, tests: tuple[Test, ...], level: float, w
             verdict="no trainings to tell" if estimate is None else verdict(estimate, q, level, test.endpoint),
             exact=exact,
         )
-        for test, estimate, (p, exact), q in zip(tests, estimates, found, adjusted, strict=True)
+        for test, estimate, (p, exact), q in zip(tests, estimates, tested, adjusted, strict=True)
     ]
 
 
 def not_learned(study: Study) -> list[Run]:
-    """Trainings that retrieve too little at their training length for what they do past it to say much."""
-    found = {run.path: at_training_length(run, study.main) for run in study.runs}
-    return [run for run in study.runs if (x := found[run.path]) is not None and x < LEARNED]
+    """The trainings that retrieve too little at their training length for what they do past it to say much."""
+    rates = {run.path: at_training_length(run, study.main) for run in study.runs}
+    return [run for run in study.runs if (x := rates[run.path]) is not None and x < LEARNED]
 
 
 @dataclass(frozen=True)
@@ -241,20 +287,22 @@ class Outcome:
 
     experiment: Experiment
     looks: list[tuple[Look, Study]]
-    status: dict[str, str]  # by the name of a run's folder: whether it counts, and why not
+    status: dict[str, str]  # by the name of a run's folder: "counts", or why it does not
     runs: list[Run]
 
     @property
     def suffix(self) -> str:
-        """Of names of files."""
+        """What the names of its files end with."""
         return f"_{self.experiment.name.lower()}" if self.experiment.registered else ""
 
     def answers(self, look: Look, study: Study) -> list[Answer]:
+        """The answers to all tests at one look, as registered."""
         families = self.experiment.families.items()
         return [x for name, tests in families for x in answered(study, name, tests, look.level, AS_REGISTERED)]
 
 
 def outcome(experiment: Experiment, runs: list[Run]) -> Outcome:
+    """The looks that these trainings allow, and which of the trainings count."""
     if not experiment.registered:
         lacks = {run.path.name: lacking(experiment, run, Study(runs)) for run in runs}
         whole = [run for run in runs if not lacks[run.path.name]]
@@ -270,7 +318,7 @@ def outcome(experiment: Experiment, runs: list[Run]) -> Outcome:
         for seed in sorted(begun)
         if all((run := known.get((arm, seed))) and not lacks[run.path.name] for arm in experiment.arms)
     ]
-    found = [
+    taken = [
         (look, Study([run for run in own if run.seed in whole_seeds[: look.seeds]]))
         for look in looks(experiment, len(whole_seeds))
     ]
@@ -286,17 +334,17 @@ def outcome(experiment: Experiment, runs: list[Run]) -> Outcome:
             status[name] = f"incomplete, without {lacks[name][0]}"
         else:
             status[name] = "of a seed that is not complete"
-    return Outcome(experiment, found, status, own)
+    return Outcome(experiment, taken, status, own)
 
 
 def outcomes(runs: list[Run], registered: bool) -> list[Outcome]:
-    """Of all registered experiments there are trainings of; without a plan, of all trainings together."""
+    """The outcomes of all registered experiments that have trainings; without a plan, of all trainings together."""
     asked = experiments_in(runs) if registered else [exploratory(runs)]
     return [outcome(experiment, runs) for experiment in asked]
 
 
 class Split(NamedTuple):
-    """QED's difference from GDN-2 in its two parts, over trainings, on the cells that were asked with s = 0 too."""
+    """QED's difference from GDN-2 in its two parts, over trainings, on the cells that were evaluated at s = 0 too."""
 
     cells: list[str]
     whole: Estimate  # QED − GDN-2
@@ -305,7 +353,7 @@ class Split(NamedTuple):
 
 
 def split(study: Study, endpoint: str) -> Split | None:
-    """Other arms only tell how much trainings differ."""
+    """The split on one endpoint; None without trainings of both arms. Other arms only add to the pooled variance."""
     names, pairs = study.scaled_cells(endpoint), study.switched(endpoint)
     groups = {
         arm: [x for run in runs if (x := rate(run.results[n] for n in names if n in run.results)) is not None]

@@ -1,11 +1,12 @@
-"""Result files, read again: what was evaluated, and example by example what was right.
+"""Result files read back: what was evaluated, and example by example what was right.
 
-    RUNS/NAME/config.json, metrics.jsonl       of `qed train`
-    RUNS/NAME/eval/TASK-….json, .jsonl         of `qed eval --out RUNS/NAME/eval`
-    RUNS/NAME/strength/S/TASK-….json, .jsonl   of `qed strength --out RUNS/NAME/strength`; without S = 1, eval's are it
-    RUNS/NAME/eigenvalues.json                 of `qed eigenvalues --out RUNS/NAME/eigenvalues.json`
+    RUNS/NAME/config.json, metrics.jsonl       written by `qed train`
+    RUNS/NAME/eval/TASK-….json, .jsonl         written by `qed eval --out RUNS/NAME/eval`
+    RUNS/NAME/strength/S/TASK-….json, .jsonl   written by `qed strength --out RUNS/NAME/strength`
+    RUNS/NAME/eigenvalues.json                 written by `qed eigenvalues --out RUNS/NAME/eigenvalues.json`
 
-`qed reproduce --collect` packs answers and eigenvalues (`qed.eval.packing`); they are read as if they were not.
+Without a folder for S = 1, the results in eval/ stand in for it. `qed reproduce --collect` packs answers and
+eigenvalues (`qed.eval.packing`); packed files are read like plain ones.
 
 What is not there is missing, never zero. What is there but not finished, damaged or contradicts itself is missing too,
 and a run's `problems` name it: one such file never keeps the others from being reported.
@@ -38,58 +39,63 @@ SHARED = ("task", "length", "tokenizer", "prompts", "variant", "sizing", "contex
 class Result:
     """One task (at one length) of one checkpoint at one strength."""
 
-    path: Path  # the summary
+    path: Path  # the summary, a JSON file
     packed: tuple[dict[str, Any], list[dict[str, Any]]] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def whole(self) -> dict[str, Any]:
-        found = self.packed[0] if self.packed else read_json(self.path, "a result of `qed eval`")
-        if not isinstance(found.get("about"), dict) or not isinstance(found.get("result", {}), dict):
+        """All of the summary; ValueError where it is not one of `qed eval`."""
+        summary = self.packed[0] if self.packed else read_json(self.path, "a result of `qed eval`")
+        if not isinstance(summary.get("about"), dict) or not isinstance(summary.get("result", {}), dict):
             raise ValueError(f"{self.path}: expected a result of `qed eval`, got something else")
-        return found
+        return summary
 
     @property
     def about(self) -> dict[str, Any]:
+        """What was evaluated: task, length, tokenizer, prompts and so on."""
         return dict(self.whole["about"])
 
     @property
     def finished(self) -> bool:
+        """Whether the evaluation came to its end."""
         return "result" in self.whole
 
     @property
     def result(self) -> dict[str, Any]:
+        """What came out: counts and accuracy, or losses by position."""
         return dict(self.whole["result"])
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
+        """One row per example, as the evaluation wrote them."""
         if self.packed:
             return self.packed[1]
         return list(by_index(plain_or_packed(self.path.with_suffix(".jsonl"))).values())
 
     @cached_property
     def right(self) -> dict[int, bool]:
-        """By example."""
+        """Whether each example is right, by its index."""
         return {row["index"]: bool(row["correct"]) for row in self.rows}
 
     @cached_property
     def first_right(self) -> dict[int, bool] | None:
-        """By example, whether the first number or uuid generated is the answer; None where predictions are not kept."""
+        """Whether the first number or uuid generated is the answer, by index; None where predictions are not kept."""
         if not all(isinstance(row.get(name), str) for row in self.rows for name in ("prediction", "gold")):
             return None
         return {row["index"]: niah.first_correct(row["prediction"], row["gold"]) for row in self.rows}
 
     @cached_property
     def tokens(self) -> list[int]:
-        """Of the prompts, the shortest first. A length in a needle task's name is nominal, and prompts are shorter."""
+        """Tokens of the prompts, the shortest first. The length in a task's name is nominal: prompts are shorter."""
         return sorted(row["tokens"] for row in self.rows)
 
     @cached_property
     def examples(self) -> frozenset[tuple[int, int, str]]:
-        """What tells examples of one task at two lengths apart."""
+        """What tells two sets of examples apart: index, tokens and answer of each."""
         return frozenset((row["index"], row.get("tokens", 0), str(row.get("gold"))) for row in self.rows)
 
     def check(self) -> None:
-        """Refuse a summary that is not of this name, or does not agree with its own lines."""
+        """Raise ValueError for a summary that belongs to another name or contradicts its own lines."""
         if not self.finished:
             raise ValueError(f"{self.path}: not finished")
         task, rest = self.about.get("task"), self.path.stem.partition("-")[2]
@@ -110,11 +116,11 @@ class Result:
         if abs(self.result.get("accuracy", -1.0) - correct / samples) > 1e-9:
             said = self.result.get("accuracy")
             raise ValueError(f"{self.path}: expected an accuracy of {correct} in {samples}, got {said!r}")
-        path, found = plain_or_packed(self.path.with_suffix(".jsonl")), self.right
-        if len(found) != samples:
-            raise ValueError(f"{path}: expected {samples} lines, got {len(found)}")
-        if sum(found.values()) != correct:
-            raise ValueError(f"{path}: expected {correct} correct lines, got {sum(found.values())}")
+        path, right = plain_or_packed(self.path.with_suffix(".jsonl")), self.right
+        if len(right) != samples:
+            raise ValueError(f"{path}: expected {samples} lines, got {len(right)}")
+        if sum(right.values()) != correct:
+            raise ValueError(f"{path}: expected {correct} correct lines, got {sum(right.values())}")
         for row in self.rows:
             if type(row.get("tokens")) is not int:
                 example, said = row["index"], row.get("tokens")
@@ -126,13 +132,13 @@ def _is_bin(x: Any) -> bool:
 
 
 def plain_or_packed(path: Path) -> Path:
-    """The file, or the .xz that stands in for it."""
+    """The file itself, or the compressed file (.xz) that stands in for it."""
     packed = path.with_name(path.name + ".xz")
     return packed if packed.exists() and not path.exists() else path
 
 
 def comparable(results: list[Result]) -> None:
-    """Refuse results of different examples or ways of asking."""
+    """Raise ValueError for results of different examples, or of the same ones asked in different ways."""
     for other in results[1:]:
         first = results[0]
         for name in SHARED:
@@ -142,7 +148,7 @@ def comparable(results: list[Result]) -> None:
 
 
 def same_examples(first: Result, second: Result) -> None:
-    """Refuse two results whose lines are not of the same prompts, as far as the lines tell."""
+    """Raise ValueError for two results whose lines are not of the same prompts, as far as the lines tell."""
     if first.right.keys() != second.right.keys():
         raise ValueError(f"not in one table: examples of {first.path} and {second.path} are not the same")
     others = {row["index"]: row for row in second.rows}
@@ -155,7 +161,7 @@ def same_examples(first: Result, second: Result) -> None:
 
 
 def discordant(first: Result, second: Result) -> tuple[int, int, int]:
-    """b: right in the first alone; c: in the second alone; n examples."""
+    """How many examples are right in the first alone, how many in the second alone, and how many there are."""
     comparable([first, second])
     same_examples(first, second)
     pairs = [(first.right[i], second.right[i]) for i in first.right]
@@ -163,7 +169,10 @@ def discordant(first: Result, second: Result) -> tuple[int, int, int]:
 
 
 def folder(path: Path, problems: list[str]) -> dict[str, Result]:
-    """Finished results by name, such as "niah_single_1-4096"; why others are left out goes to `problems`."""
+    """The finished results of a folder by name, such as "niah_single_1-4096".
+
+    Why others are left out is appended to `problems`.
+    """
     try:
         packed = {name: Result(path / f"{name}.json", x) for name, x in unpacked(path).items()}
     except ValueError as error:
@@ -173,40 +182,40 @@ def folder(path: Path, problems: list[str]) -> dict[str, Result]:
     for name in sorted(packed.keys() & plain.keys()):
         problems.append(f"{path}: {name} is there twice, packed and by itself, and neither is used")
         del packed[name], plain[name]
-    found = {}
+    finished = {}
     for name, result in sorted((packed | plain).items()):
         try:
             result.check()
         except ValueError as error:
             problems.append(str(error))
         else:
-            found[name] = result
-    return found
+            finished[name] = result
+    return finished
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run and all that was found out about it."""
+    """One training run and everything that was measured of it."""
 
     path: Path
     _problems: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Of `qed train`; raises where it is damaged, since without it nothing is known about the run."""
+        """The configuration of `qed train`; ValueError where it is damaged, since nothing else says what the run is."""
         path = self.path / "config.json"
-        found = read_json(path, "the configuration of a run").get("config")
+        config = read_json(path, "the configuration of a run").get("config")
         sizes = ("seed", "sequence", "total_tokens", "batch_tokens")
-        if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+        if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
             raise ValueError(f"{path}: expected the configuration of a run, got something else")
         for name in sizes:
-            if type(found.get(name)) is not int or found[name] < (name != "seed"):
-                raise ValueError(f"{path}: expected a whole number for {name}, got {found.get(name)!r}")
-        return found
+            if type(config.get(name)) is not int or config[name] < (name != "seed"):
+                raise ValueError(f"{path}: expected a whole number for {name}, got {config.get(name)!r}")
+        return config
 
     @cached_property
     def arm(self) -> str:
-        """The rule, and what differs from the recipe."""
+        """The name of the arm: the rule, and what differs from the recipe."""
         try:
             return Arm.of(self.config, usual_theta(self.config)).name
         except (TypeError, ValueError, AttributeError, KeyError) as error:
@@ -214,10 +223,12 @@ class Run:
 
     @property
     def seed(self) -> int:
+        """The training seed."""
         return int(self.config["seed"])
 
     @property
     def train_length(self) -> int:
+        """The tokens of a row of training."""
         return int(self.config["sequence"])
 
     def is_past_training(self, result: Result) -> bool:
@@ -227,6 +238,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, one per step that was logged."""
         path = plain_or_packed(self.path / "metrics.jsonl")
         rows, problems = read_metrics(path) if path.exists() else ([], [])
         self._problems.extend(problems)
@@ -234,73 +246,78 @@ class Run:
 
     @property
     def validation_loss(self) -> float | None:
-        found = [row["validation_loss"] for row in self.metrics if row.get("validation_loss") is not None]
-        return found[-1] if found and self.complete else None
+        """The last validation loss in nats; None while the training is not complete."""
+        losses = [row["validation_loss"] for row in self.metrics if row.get("validation_loss") is not None]
+        return losses[-1] if losses and self.complete else None
 
     @property
     def complete(self) -> bool:
+        """Whether the training has done all of its steps."""
         steps = -(-self.config["total_tokens"] // self.config["batch_tokens"])
         return bool(self.metrics) and self.metrics[-1]["step"] + 1 >= steps
 
     @cached_property
     def results(self) -> dict[str, Result]:
+        """The finished results of the evaluation, by name."""
         return folder(self.path / "eval", self._problems)
 
     @cached_property
     def strengths(self) -> dict[float, dict[str, Result]]:
+        """The finished results with λ scaled at inference, by scale s and name. Those at s = 1 are among them."""
         base = self.path / "strength"
-        found = (
+        scales = (
             {float(x.name): folder(x, self._problems) for x in base.iterdir() if x.is_dir() and _number(x.name)}
             if base.is_dir()
             else {}
         )
-        if found and 1.0 not in found:  # `qed reproduce` does not do again what `eval` has done
-            prompts = {(name, x.about.get("prompts")) for results in found.values() for name, x in results.items()}
-            found[1.0] = {name: x for name, x in self.results.items() if (name, x.about.get("prompts")) in prompts}
-        if found and not found[1.0]:
+        if scales and 1.0 not in scales:  # `qed reproduce` does not do again what `eval` has done
+            prompts = {(name, x.about.get("prompts")) for results in scales.values() for name, x in results.items()}
+            scales[1.0] = {name: x for name, x in self.results.items() if (name, x.about.get("prompts")) in prompts}
+        if scales and not scales[1.0]:
             self._problems.append(f"{base}: no finished result at s = 1, so that there is nothing to compare with")
-        return dict(sorted(found.items()))
+        return dict(sorted(scales.items()))
 
     @cached_property
     def mean_strength(self) -> dict[float, float]:
-        """Mean λ of the sweep, by scale."""
+        """The mean λ over layers and heads at each scale of the sweep."""
         path = self.path / "strength" / "strength.json"
         if not path.exists():
             return {}
         try:
-            found = read_json(path, "a summary of `qed strength`").get("mean_strength")
-            if not isinstance(found, dict) or not all(_number(x) for pair in found.items() for x in pair):
-                raise ValueError(f"{path}: expected the mean λ of every scale, got {found!r:.60}")
+            means = read_json(path, "a summary of `qed strength`").get("mean_strength")
+            if not isinstance(means, dict) or not all(_number(x) for pair in means.items() for x in pair):
+                raise ValueError(f"{path}: expected the mean λ of every scale, got {means!r:.60}")
         except ValueError as error:
             self._problems.append(str(error))
             return {}
-        return {float(scale): float(mean) for scale, mean in found.items()}
+        return {float(scale): float(mean) for scale, mean in means.items()}
 
     @cached_property
     def eigenvalues(self) -> dict[str, Any] | None:
+        """What `qed eigenvalues` measured; None where it is not there or damaged."""
         path = plain_or_packed(self.path / "eigenvalues.json")
         if not path.exists():
             return None
         try:
-            found = read_json(path, "a result of `qed eigenvalues`")
-            _check_eigenvalues(found, path)
+            measured = read_json(path, "a result of `qed eigenvalues`")
+            _check_eigenvalues(measured, path)
         except ValueError as error:
             self._problems.append(str(error))
             return None
-        return found
+        return measured
 
     @cached_property
     def problems(self) -> list[str]:
-        """Files that are there but are not used, and why."""
-        for part in (self.metrics, self.results, self.strengths, self.mean_strength, self.eigenvalues):
-            del part  # reading it is what finds them
+        """The files that are there but are not used, each with the reason."""
+        for read in (self.metrics, self.results, self.strengths, self.mean_strength, self.eigenvalues):
+            del read  # reading a file is what finds its problems
         return self._problems
 
 
-def _check_eigenvalues(found: dict[str, Any], path: Path) -> None:
-    """What tables and figures take from it is there."""
+def _check_eigenvalues(measured: dict[str, Any], path: Path) -> None:
+    """Raise ValueError unless everything is there that tables and figures take from it."""
     try:
-        everything, histogram = found["all"], found["eigenvalue_histogram"]
+        everything, histogram = measured["all"], measured["eigenvalue_histogram"]
         for name in ("eigenvalue", "rho", "outside", *(x for x in ("change", "correction") if x in everything)):
             float(everything[name]["mean"])
             for q in ("0.0", "0.01", "0.5", "0.99", "1.0") if name == "eigenvalue" else ("1.0",):
@@ -321,16 +338,16 @@ def _number(text: Any) -> bool:
         return False
 
 
-# What tells that a folder without a configuration was to become a run.
+# A folder without a configuration was going to be a run if it has one of these.
 TRACES = ("metrics.jsonl", "stages.json", "checkpoints", "export", "eval", "strength", "eigenvalues.json")
 
 
 def survey(*bases: Path) -> tuple[list[Run], list[str]]:
-    """Training runs under these folders, by the names of their own, and what is missing of which, in words."""
+    """The training runs in these folders, ordered by name within each, and what is missing from them, in words."""
     for base in bases:
         if not base.is_dir():
             raise ValueError(f"RUNS: expected a folder of runs, got {base}")
-    found: list[Run] = []
+    readable: list[Run] = []
     problems: list[str] = []
     for path in (path for base in bases for path in sorted(x for x in base.iterdir() if x.is_dir())):
         run = Run(path)
@@ -343,19 +360,19 @@ def survey(*bases: Path) -> tuple[list[Run], list[str]]:
         except ValueError as error:
             problems.append(str(error))
         else:
-            found.append(run)
-    if not found:
+            readable.append(run)
+    if not readable:
         said = f"; {problems[0]}" if problems else ""
         where = " and ".join(map(str, bases))
         raise ValueError(f"RUNS: expected folders with a config.json in {where}, got none{said}")
     seen: dict[tuple[str, int], Run] = {}
-    for run in found:
+    for run in readable:
         if (run.arm, run.seed) in seen:
             raise ValueError(f"RUNS: {run.path} and {seen[run.arm, run.seed].path} are the same arm and seed")
         seen[run.arm, run.seed] = run
-    return found, problems + [problem for run in found for problem in run.problems]
+    return readable, problems + [problem for run in readable for problem in run.problems]
 
 
 def runs(base: Path) -> list[Run]:
-    """Those of them that can be reported."""
+    """The training runs in a folder that can be reported."""
     return survey(base)[0]

@@ -1,8 +1,8 @@
 """Statistics of proportions, single and paired. Needs scipy (`pip install 'qed-attention[analysis]'`).
 
 Arms are compared on the same frozen examples, so their differences are paired: with b examples right for the first arm
-alone and c for the second alone, the rest says nothing about the difference. No interval here covers another training
-run; `across_seeds` does, as far as so few can.
+alone and c for the second alone, the other examples say nothing about the difference. Only `across_seeds` covers
+another training run, as far as a few seeds can; every other interval is about these trained models alone.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ from scipy.stats import t as student
 
 
 class Interval(NamedTuple):
+    """The two ends of a confidence interval."""
+
     low: float
     high: float
 
 
 def clopper_pearson(k: int, n: int, level: float = 0.95) -> Interval:
-    """Exact for a proportion of k in n: covers at least `level` whatever the truth."""
+    """The exact interval for a proportion: it covers the truth with a probability of at least `level`, whatever it is.
+
+    Args:
+        k: how many of the examples are right.
+        n: the number of examples.
+        level: the least coverage, between 0 and 1.
+    """
     _check(k, n)
     tail = (1 - level) / 2
     low = 0.0 if k == 0 else float(beta.ppf(tail, k, n - k + 1))
@@ -31,7 +39,13 @@ def clopper_pearson(k: int, n: int, level: float = 0.95) -> Interval:
 
 
 def wilson(k: int, n: int, level: float = 0.95) -> Interval:
-    """Score interval: shorter, of about `level` coverage on average; for plots."""
+    """Wilson's score interval for a proportion: shorter than the exact one. Figures use it.
+
+    Args:
+        k: how many of the examples are right.
+        n: the number of examples.
+        level: the coverage that it has on average, between 0 and 1.
+    """
     _check(k, n)
     z = float(norm.ppf((1 + level) / 2))
     centre, half = (k + z * z / 2) / (n + z * z), z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
@@ -39,12 +53,12 @@ def wilson(k: int, n: int, level: float = 0.95) -> Interval:
 
 
 def mcnemar(b: int, c: int) -> float:
-    """Exact two-sided p-value of b and c discordant pairs being two halves of a fair coin's throws."""
+    """McNemar's exact two-sided p-value: that of b heads and c tails among b + c throws of a fair coin."""
     return 1.0 if b + c == 0 else min(1.0, 2 * float(binom.cdf(min(b, c), b + c, 0.5)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted for their number, in the same order."""
+    """The p-values after Holm's correction for their number, in the order in which they were given."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
@@ -53,28 +67,35 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def paired_difference(b: int, c: int, n: int, level: float = 0.95) -> tuple[float, Interval]:
-    """(b − c)/n and Tango's score interval for it."""
+    """The difference of two proportions on the same examples, (b − c)/n, and Tango's score interval for it.
+
+    Args:
+        b: examples that the first alone has right.
+        c: examples that the second alone has right.
+        n: the number of examples.
+        level: the coverage of the interval, between 0 and 1.
+    """
     if min(b, c) < 0 or b + c > n or n < 1:
         raise ValueError(f"b, c, n: expected discordant pairs of n, got {b}, {c} of {n}")
     z = float(norm.ppf((1 + level) / 2))
 
     def score(d: float) -> float:
-        """How many standard errors the found difference is from d."""
+        """How many standard errors lie between the observed difference and d."""
         B, C = -b - c + (2 * n - b + c) * d, -c * d * (1 - d)
         share = (-B + math.sqrt(max(B * B - 8 * n * C, 0.0))) / (4 * n)
         return (b - c - n * d) / math.sqrt(max(n * (2 * share + d * (1 - d)), 1e-300))
 
-    found, edge = (b - c) / n, 1 - 1e-12
-    low = -1.0 if score(-edge) < z else brentq(lambda d: score(d) - z, -edge, found)
-    high = 1.0 if score(edge) > -z else brentq(lambda d: score(d) + z, found, edge)
-    return found, Interval(low, high)
+    difference, edge = (b - c) / n, 1 - 1e-12
+    low = -1.0 if score(-edge) < z else brentq(lambda d: score(d) - z, -edge, difference)
+    high = 1.0 if score(edge) > -z else brentq(lambda d: score(d) + z, difference, edge)
+    return difference, Interval(low, high)
 
 
 def across_seeds(differences: Sequence[float], level: float = 0.95) -> tuple[float, Interval]:
-    """Mean and Student's interval over training seeds; unbounded with one."""
+    """The mean of one difference per seed and Student's interval for it, which is unbounded with a single seed."""
     n = len(differences)
     if n == 0:
-        raise ValueError("differences: expected one a seed, got none")
+        raise ValueError("differences: expected one per seed, got none")
     mean = sum(differences) / n
     if n == 1:
         return mean, Interval(-math.inf, math.inf)

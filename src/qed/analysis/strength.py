@@ -1,6 +1,6 @@
-"""`qed strength`: λ → s·λ in a trained checkpoint, at every token of prompt and answer, on the same frozen examples.
+"""`qed strength`: scale λ to s·λ in a trained checkpoint, at every token of prompt and answer, on frozen examples.
 
-Each scale is compared with s = 1 example by example: exact McNemar, corrected (Holm) for all comparisons made.
+Each scale is compared with s = 1 example by example: McNemar's exact test, with Holm's correction over all comparisons.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SCALES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0)  # the paper's s
 
 
 def mean_strength(model: QEDForCausalLM) -> float:
-    """Over layers and heads."""
+    """The mean λ over layers and heads; ValueError for a model that has none."""
     mixers = [block.mixer for block in model.model.layers if isinstance(block.mixer, Mixer)]
-    found = [mixer.strength().detach().float() for mixer in mixers if mixer.row.strength]
-    if not found:
+    strengths = [mixer.strength().detach().float() for mixer in mixers if mixer.row.strength]
+    if not strengths:
         raise ValueError("CHECKPOINT: expected a model with a learned λ, got none: there is nothing to scale")
-    return float(torch.cat(found).mean())
+    return float(torch.cat(strengths).mean())
 
 
 def compare(by_scale: dict[float, dict[str, Result]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """By scale and result: accuracy, and against s = 1, where there is one, the discordant pairs and p-values."""
+    """The accuracy of every result, by scale and name; discordant pairs and p-values where there is one at s = 1."""
     trained = by_scale.get(1.0, {})
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for scale, results in by_scale.items():
@@ -64,8 +64,19 @@ def sweep(
     device: str,
     console: Console,
 ) -> dict[str, Any]:
-    """Results go to a folder of `out` for each scale; those at s = 1 to `trained`, if it is given, where an evaluation
-    of the same examples may have left them already."""
+    """Evaluate a checkpoint at every scale, write and print how each compares with s = 1, and return that.
+
+    Args:
+        checkpoint: a folder that `save_pretrained` wrote.
+        scales: factors s of λ, with 1 among them.
+        tasks: names of evaluation tasks.
+        options: lengths, samples and files of the tasks.
+        out: the folder to write, with one folder per scale.
+        trained: where results at s = 1 go instead, because an evaluation of the same examples may be there already.
+        tokenizer: a tokenizer other than the checkpoint's own.
+        device: where the model runs.
+        console: where progress and the table are printed.
+    """
     if 1.0 not in scales:
         raise ValueError(f"--scales: expected 1 among them, to compare with, got {', '.join(map(str, scales))}")
     folders = {scale: trained if trained and scale == 1.0 else out / f"{scale:g}" for scale in scales}
@@ -83,22 +94,27 @@ def sweep(
         chosen = dataclasses.replace(options, strength=scale)
         done = evaluate(checkpoint, tasks, chosen, out=place, tokenizer=tokenizer, device=device, console=console)
     problems: list[str] = []
-    found = {scale: folder(place, problems) for scale, place in folders.items()}
-    rows = compare({scale: {name: x[name] for name in done if name in x} for scale, x in found.items()})
+    results = {scale: folder(place, problems) for scale, place in folders.items()}
+    rows = compare({scale: {name: x[name] for name in done if name in x} for scale, x in results.items()})
     for problem in problems:
         console.print(f"left out: {problem}", style="yellow", soft_wrap=True, markup=False)
     report = {"mean_strength": {str(scale): scale * mean for scale in scales}, "scales": rows}
     write_json(out / "strength.json", report)
+    _print_table(rows, {scale: scale * mean for scale in scales}, console)
+    console.print(f"written to {out}", markup=False)
+    return report
+
+
+def _print_table(rows: dict[str, dict[str, dict[str, Any]]], means: dict[float, float], console: Console) -> None:
+    """A row for each scale with its mean λ, and a column for each result."""
     names = list(rows["1.0"])
     table = Table("s", "mean λ", *names, title="accuracy, and p against s = 1 (Holm)")
-    for scale in scales:
+    for scale, mean in means.items():
         cells = []
         for name in names:
             row = rows[str(scale)].get(name)
             cells.append(
                 "" if row is None else f"{row['accuracy']:.1%}" + (f" ({row['p_holm']:.2g})" if "p" in row else "")
             )
-        table.add_row(f"{scale:g}", f"{scale * mean:.3f}", *cells)
+        table.add_row(f"{scale:g}", f"{mean:.3f}", *cells)
     console.print(table)
-    console.print(f"written to {out}", markup=False)
-    return report

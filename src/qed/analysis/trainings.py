@@ -2,11 +2,11 @@
 
     R1, R2, RM    per cent right on S-NIAH-1, S-NIAH-2 and multi-key-1, all cells past the training length together
     L50           where accuracy on S-NIAH-1 crosses one half, in octaves: log2 of prompt tokens
-    loss          validation loss, nats
+    loss          validation loss in nats
 
 A cell is a task at a nominal length. It is past the training length if even its shortest prompt has more tokens than a
-row of training. All but the loss can be had with λ scaled at inference, and from first answers instead of RULER's
-scoring, which credits later guesses too.
+row of training. Every endpoint but the loss can also be computed with λ scaled at inference, and from first answers
+instead of RULER's scoring, which credits later guesses too.
 """
 
 from __future__ import annotations
@@ -19,18 +19,33 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..eval import niah
+from .contrasts import Estimate
 from .results import Result, Run
-from .tables import arms_of, distinct, main_task, needle_lengths
+from .selection import arms_of, distinct, main_task, needle_lengths
+from .stats import Interval
 
 
 class Endpoint(NamedTuple):
-    task: str  # "main": the runs' own, which is S-NIAH-1 but for the smallest
+    """What is measured of a training, and how its values are written."""
+
+    task: str  # "main" is S-NIAH-1, or for the smallest models the task that they have instead
     unit: str
     margin: float  # two arms that differ by less are equivalent
-    digits: int
+    digits: int  # after the decimal point
 
     def shown(self, value: float, sign: bool = True) -> str:
+        """A value with the endpoint's digits."""
         return f"{value:{'+' if sign else ''}.{self.digits}f}"
+
+    def shown_interval(self, interval: Interval) -> str:
+        """Both ends of an interval in brackets."""
+        return f"[{self.shown(interval.low)}, {self.shown(interval.high)}]"
+
+    def shown_estimate(self, estimate: Estimate) -> str:
+        """A value with its 95 % interval over trainings, or without one where they do not tell it."""
+        interval = estimate.interval()
+        finite = math.isfinite(interval.low) and math.isfinite(interval.high)
+        return f"{self.shown(estimate.value)} {self.shown_interval(interval) if finite else '[no interval]'}"
 
 
 ENDPOINTS = {
@@ -43,18 +58,25 @@ ENDPOINTS = {
 
 
 def rate(results: Iterable[Result], first: bool = False) -> float | None:
-    """Per cent right of all examples together, each once; None where there are none, or no first answers."""
-    once = [x for (x,) in distinct((x,) for x in results)]
-    found = [x.first_right if first else x.right for x in once]
-    whole = [x for x in found if x is not None]
-    if not whole or len(whole) < len(found):
+    """Per cent right of all examples together, each counted once; None where there are no examples.
+
+    Args:
+        results: of one task; those of two lengths may be of the same examples.
+        first: count first answers alone, and return None where predictions were not kept.
+    """
+    once = [result for (result,) in distinct((result,) for result in results)]
+    answers = [result.first_right if first else result.right for result in once]
+    known = [right for right in answers if right is not None]
+    if not known or len(known) < len(answers):
         return None
-    return 100 * sum(sum(x.values()) for x in whole) / sum(map(len, whole))
+    return 100 * sum(sum(right.values()) for right in known) / sum(map(len, known))
 
 
 def half(points: Sequence[tuple[float, float]]) -> float:
-    """Where a share crosses one half for the last time, in whatever direction, on straight lines between (x, share);
-    the first or the last x where it lies on one side throughout."""
+    """Where a share crosses one half for the last time, in whatever direction, on straight lines between (x, share).
+
+    A share that stays at or above one half gives the last x, one that stays below it the first.
+    """
     if not points:
         raise ValueError("points: expected one or more, got none")
     for (a, above), (b, below) in reversed(list(pairwise(points))):
@@ -64,46 +86,56 @@ def half(points: Sequence[tuple[float, float]]) -> float:
 
 
 def half_length(results: Iterable[Result], first: bool = False) -> float | None:
-    """In octaves of the cells' median tokens."""
+    """The length at which accuracy crosses one half, in octaves of the cells' median tokens."""
     points = []
     for result in results:
-        found = result.first_right if first else result.right
-        if found is None:
+        right = result.first_right if first else result.right
+        if right is None:
             return None
-        points.append((math.log2(result.tokens[len(result.tokens) // 2]), sum(found.values()) / len(found)))
+        points.append((math.log2(result.tokens[len(result.tokens) // 2]), sum(right.values()) / len(right)))
     return half(sorted(points)) if points else None
 
 
 @dataclass(frozen=True)
 class Study:
-    """Trainings that are compared with each other."""
+    """Trainings that are compared with each other, and their endpoints."""
 
     runs: list[Run]
     _known: dict[tuple[str, str, bool], float | None] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def main(self) -> str:
+        """The needle task that these trainings are judged by."""
         return main_task(self.runs)
 
     def has_first_answers(self, endpoint: str) -> bool:
-        """Whether what is asked for is a number or uuid, of which the first can be told."""
+        """Whether the task asks for a number or uuid, so that the first one in an answer can be told."""
         return self.task(endpoint) in niah.TASKS
 
     def task(self, endpoint: str) -> str:
+        """The task that an endpoint is computed from."""
         task = ENDPOINTS[endpoint].task
         return self.main if task == "main" else task
 
     @cached_property
     def arms(self) -> dict[str, list[Run]]:
+        """The trainings of each arm."""
         return {arm: [run for run in self.runs if run.arm == arm] for arm in arms_of(self.runs)}
 
     def cells(self, endpoint: str, run: Run) -> dict[str, Result]:
-        """Of a run, what an endpoint is made of, by name."""
+        """The results of a run that an endpoint is computed from, by name."""
         task = self.task(endpoint)
-        found = {name: run.results[name] for name in (f"{task}-{n}" for n in needle_lengths([run], task))}
-        return {name: x for name, x in found.items() if endpoint == "L50" or run.is_past_training(x)}
+        of_task = {name: run.results[name] for name in (f"{task}-{n}" for n in needle_lengths([run], task))}
+        return {name: x for name, x in of_task.items() if endpoint == "L50" or run.is_past_training(x)}
 
     def value(self, endpoint: str, run: Run, first: bool = False) -> float | None:
+        """An endpoint of one training; None where it has no results for it.
+
+        Args:
+            endpoint: a key of ENDPOINTS.
+            run: the training.
+            first: count first answers alone.
+        """
         key = (endpoint, str(run.path), first)
         if key not in self._known:
             if endpoint == "loss":
@@ -116,12 +148,18 @@ class Study:
         return self._known[key]
 
     def groups(self, endpoint: str, first: bool = False) -> dict[str, list[float]]:
-        """Values of all trainings that have one, by arm."""
-        found = {arm: [self.value(endpoint, run, first) for run in runs] for arm, runs in self.arms.items()}
-        return {arm: [x for x in values if x is not None] for arm, values in found.items()}
+        """The values of all trainings that have one, by arm."""
+        values = {arm: [self.value(endpoint, run, first) for run in runs] for arm, runs in self.arms.items()}
+        return {arm: [x for x in some if x is not None] for arm, some in values.items()}
 
     def scaled_cells(self, endpoint: str, scale: float = 0.0, arm: str = "qed") -> list[str]:
-        """Cells of a task that all of an arm's trainings with λ scaled have, on the same prompts as with s = 1."""
+        """Names of the cells that all of an arm's trainings with λ scaled have, on the same prompts as with s = 1.
+
+        Args:
+            endpoint: a key of ENDPOINTS.
+            scale: the factor s of λ at inference.
+            arm: whose trainings.
+        """
         names: list[set[str]] = []
         for run in self.arms.get(arm, []):
             on, off, usual = run.strengths.get(1.0, {}), run.strengths.get(scale, {}), self.cells(endpoint, run)
@@ -132,7 +170,13 @@ class Study:
         return sorted(shared, key=lambda name: int(name.rsplit("-", 1)[1]))
 
     def scaled_value(self, endpoint: str, run: Run, scale: float = 0.0) -> float | None:
-        """An endpoint of one training with λ scaled; None unless all cells that it is made of were asked."""
+        """An endpoint of one training with λ scaled; None unless all cells that it is computed from were evaluated.
+
+        Args:
+            endpoint: a key of ENDPOINTS.
+            run: the training.
+            scale: the factor s of λ at inference.
+        """
         alone, results = Study([run]), run.strengths.get(scale, {})
         names = alone.scaled_cells(endpoint, scale, run.arm)
         if not names or set(names) != self.cells(endpoint, run).keys():
@@ -142,7 +186,14 @@ class Study:
     def switched(
         self, endpoint: str, first: bool = False, scale: float = 0.0, arm: str = "qed"
     ) -> list[tuple[float, float]]:
-        """Per cent right of each of an arm's trainings, as it was trained (s = 1) and with λ scaled, on those cells."""
+        """Per cent right of each of an arm's trainings, as trained (s = 1) and with λ scaled, on `scaled_cells`.
+
+        Args:
+            endpoint: a key of ENDPOINTS.
+            first: count first answers alone.
+            scale: the factor s of λ at inference.
+            arm: whose trainings.
+        """
         names, pairs = self.scaled_cells(endpoint, scale, arm), []
         if first and not self.has_first_answers(endpoint):
             return []
@@ -154,6 +205,7 @@ class Study:
         return pairs
 
     def without(self, left_out: Iterable[Run]) -> Study:
+        """The same study without some of its trainings."""
         gone = {run.path for run in left_out}
         return Study([run for run in self.runs if run.path not in gone])
 

@@ -241,7 +241,7 @@ def _eigenvalues(
     device: Device = "auto",
 ) -> None:
     """Measure e = 1 − aᵀk, and what else the transitions do, over real text."""
-    from ..analysis.report import write_eigenvalues
+    from ..analysis.eigenvalues import write_eigenvalues
 
     writable("--out", out, folder=False)
     write_eigenvalues(checkpoint, data, samples=tokens, out=out, device=device_for(device), console=console_for())
@@ -257,7 +257,7 @@ def _report(
     ] = None,
 ) -> None:
     """Write the paper's tables and figures, and what can be concluded, from result files."""
-    from ..analysis.report import write
+    from ..report.page import write
 
     console = console_for()
     place = writable("--out", out, folder=True)

@@ -82,7 +82,7 @@ def _reproduce(
 ) -> None:
     """Run the main job: train the paper's arms, measure them and write the report."""
     from ..eval.recall import DATASETS
-    from ..reproduce import collecting, run
+    from ..reproduce import collecting, progress, run
     from ..reproduce.plan import PLANS, Files, rehearsed
 
     console = console_for()
@@ -99,7 +99,7 @@ def _reproduce(
     folder = writable("--out", out or Path("runs") / (f"{scale}-dry-run" if dry_run else scale), folder=True)
     chosen = rehearsed(plan) if dry_run else plan
     if status:
-        run.show_state(chosen, folder, console)
+        progress.show_state(chosen, folder, console)
         return
     if collect is not None:
         found = collecting.collect(folder, writable("--collect", collect, folder=True))

@@ -1,2 +1,5 @@
-"""`qed reproduce`: the paper's experiment, at three scales. `plan.py` says what, `unit.py` one training and all that is
-measured of it, `run.py` everything in order."""
+"""`qed reproduce`: the paper's experiment at several scales.
+
+`plan.py` says what is trained and measured, `unit.py` does one training and its measurements, `run.py` does everything
+in order, `progress.py` shows how far it is, and `collecting.py` makes results small enough to keep.
+"""

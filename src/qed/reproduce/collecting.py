@@ -1,6 +1,8 @@
-"""Results without models and data, small enough to keep: answers, metrics and eigenvalues packed, other JSON as it is.
-`qed report` reads them too. What is collected into one folder at different times, a few trainings each, stands side by
-side there."""
+"""`qed reproduce --collect`: results without models and data, small enough to keep.
+
+Answers, metrics and eigenvalues are packed, and other JSON files are kept as they are. `qed report` reads packed
+results too. Trainings that are collected into one folder at different times stand side by side there.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from ..eval.packing import ANSWERS, Examples, compressed, packable, packed, unpa
 from ..eval.records import lines
 from ..files import write_bytes
 
-KEPT = 160  # characters of a prediction
-EVERY = 10  # steps whose metrics are kept; those of a validation and the last are kept as well
-LEFT_OUT = {"prompt_sha256"}  # the file of prompts is named after all that decides them, and a line's index tells which
-OTHERS = {"gold"}  # of recall tasks: it belongs to a data set with a licence of its own
+KEPT = 160  # characters of a prediction that are kept
+EVERY = 10  # metrics of every tenth step are kept, and those of validations and of the last step
+LEFT_OUT = {"prompt_sha256"}  # not needed: the name of the prompts' file and a line's index tell which prompt it is
+LICENSED = {"gold"}  # left out for recall tasks, whose answers belong to a data set with a licence of its own
 
 
 def collect(out: Path, target: Path) -> int:
-    """From a folder of `qed reproduce`; returns the number of files. Nothing is written before all of it is read."""
+    """Copy the results of a folder of `qed reproduce` to `target`, packed, and return the number of files read.
+
+    Nothing is written before all of it is read.
+    """
     if not (out / "plan.json").exists():
         raise ValueError(f"--out: expected a folder of `qed reproduce`, got {out}")
     examples = Examples(target)
@@ -40,13 +45,13 @@ def collect(out: Path, target: Path) -> int:
         if name == "metrics.jsonl":
             made[copy.with_name(f"{name}.xz")] = compressed(_thinned(list(lines(path))))
         elif path.name == ANSWERS:
-            answers[copy.parent] = [packed(x, *found, examples) for x, found in unpacked(path.parent).items()]
+            answers[copy.parent] = [packed(x, *result, examples) for x, result in unpacked(path.parent).items()]
         elif name.endswith(".jsonl"):
             summary, rows = path.with_name(name).with_suffix(".json"), _short(path)
             about = json.loads(_without_folders(summary, out)) if summary.exists() else {}
             if packable(about, rows):
                 answers.setdefault(copy.parent, []).append(packed(summary.stem, about, rows, examples))
-            else:  # it is not finished
+            else:  # the evaluation is not finished
                 made[copy.with_name(f"{name}.xz")] = compressed(rows)
                 if summary.exists():
                     made[copy.with_name(summary.name)] = _without_folders(summary, out).encode()
@@ -54,7 +59,7 @@ def collect(out: Path, target: Path) -> int:
             made[copy.with_name(f"{name}.xz")] = compressed([json.loads(_without_folders(path, out))])
         elif not any(path.with_suffix(x).exists() for x in (".jsonl", ".jsonl.xz")):
             made[copy] = _without_folders(path, out).encode()
-    made |= {folder / ANSWERS: compressed(found) for folder, found in answers.items()}
+    made |= {folder / ANSWERS: compressed(results) for folder, results in answers.items()}
     for path, content in (made | ({examples.path: examples.compressed()} if examples.known else {})).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content)
@@ -68,14 +73,14 @@ def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _short(path: Path) -> list[dict[str, Any]]:
-    """Answers as they are kept."""
-    hidden = LEFT_OUT | (OTHERS if path.name.split("-")[0] in recall.FIELDS else set())
+    """The answers of a file as they are kept."""
+    hidden = LEFT_OUT | (LICENSED if path.name.split("-")[0] in recall.FIELDS else set())
     kept = [{name: x for name, x in row.items() if name not in hidden} for row in lines(path)]
     return [row | {"prediction": str(row["prediction"])[:KEPT]} for row in kept]
 
 
 def _without_folders(path: Path, out: Path) -> str:
-    """The text of a file; where it was made is nobody's business."""
+    """The text of a file, without the folder in which it was made."""
     text = (lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()).decode()
     for folder in (out, out.resolve()):
         text = text.replace(f'"{folder}/', '"')

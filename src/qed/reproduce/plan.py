@@ -1,4 +1,4 @@
-"""What is reproduced at each scale: which trainings on which data, and what is measured of each.
+"""What is reproduced at each scale: which trainings, on which data, and what is measured of each.
 
 | scale | machine | model | data | needles |
 |---|---|---|---|---|
@@ -29,24 +29,26 @@ ALL_STAGES = ("train", "eval", "off", "strength", "eigenvalues")
 
 
 class Unit(NamedTuple):
-    """One training; its own process, resumable by itself."""
+    """One training and its measurements. It has its own process and resumes by itself."""
 
     arm: str  # a rule and what differs from the recipe (`recipes/arms.py`)
     seed: int
 
     @property
     def name(self) -> str:
+        """The name of its folder, such as "qed-0"."""
         return f"{self.arm}-{self.seed}"
 
     @staticmethod
     def parse(name: str) -> Unit:
+        """The unit of this name."""
         arm, _, seed = name.rpartition("-")
         return Unit(arm, int(seed))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """What a user may give; the built-in corpus stands in for what is not."""
+    """The files that a user may give. Without a corpus, the built-in one stands in for it."""
 
     corpus: str | None = None
     validation: str | None = None
@@ -58,32 +60,34 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
+    """Everything that decides a reproduction: trainings, data, tasks and measurements."""
+
     scale: str
     recipe: str
-    changes: dict[str, str] = field(default_factory=dict)  # of the recipe's fields
+    changes: dict[str, str] = field(default_factory=dict)  # fields of the recipe that are other than it says
     arms: tuple[str, ...] = tuple(ARMS)
     seeds: tuple[int, ...] = (0, 1)
     source: str
-    validation: str  # another source, or nothing
+    validation: str  # a source of its own for validation, or nothing
     tokenizer: str
-    limit: int | None = None  # documents
-    held_out: int = 0  # one document in so many is for validation, where that has no source of its own
-    practice: float = 0.0  # share of the corpus
-    needles: tuple[str, ...]  # tasks; the first one is also watched during training
+    limit: int | None = None  # documents that are read at most
+    held_out: int = 0  # without a source for validation, one document in so many is held out for it
+    practice: float = 0.0  # share of the corpus that is practice documents
+    needles: tuple[str, ...]  # needle tasks; the first one is also tried during training
     lengths: tuple[int, ...]
     samples: int = 500
-    recall: dict[str, str] = field(default_factory=dict)  # files by task
+    recall: dict[str, str] = field(default_factory=dict)  # files of recall tasks, by task
     recall_samples: int | None = None
     words: str | None = None
     essays: str | None = None
-    off: tuple[str, ...] = ()  # arms whose needle tasks are done with λ = 0 too, all of them
-    swept: tuple[str, ...] = ("qed",)  # arms whose strength is scaled by all of the paper's s, on the first needle task
-    strength_lengths: tuple[int, ...]  # some of the lengths
+    off: tuple[str, ...] = ()  # arms that are evaluated on all needle tasks with λ = 0 too
+    swept: tuple[str, ...] = ("qed",)  # arms whose λ is scaled by all of the paper's s, on the first needle task
+    strength_lengths: tuple[int, ...]  # some of the lengths, for that sweep
     eigenvalue_samples: int = 1_180_000
     positions: int  # tokens of a row in which the loss is measured by position
     position_rows: int = 16
-    batch: int = 64
-    jobs: int = 1  # trainings at a time
+    batch: int = 64  # prompts that are answered together
+    jobs: int = 1  # trainings that run at the same time
     registered: str = ""  # sha256 of the plan under which all of this is registered (`provenance.py`)
 
     def __post_init__(self) -> None:
@@ -94,7 +98,7 @@ class Plan:
             raise ValueError(f"--seeds: expected whole numbers of 0 or more, got {min(self.seeds)}")
         for arm in self.arms:
             config = dataclasses.asdict(self.config(Unit(arm, 0), Path()))
-            same = Arm.of(config, usual_theta(config)).name  # an arm has one name, by which reports know it too
+            same = Arm.of(config, usual_theta(config)).name  # an arm has one name, and reports use it too
             if same != arm:
                 raise ValueError(f"--arms: expected {same!r}, which is the same, got {arm!r}")
         for task in self.needles:
@@ -109,28 +113,34 @@ class Plan:
 
     @property
     def units(self) -> list[Unit]:
+        """All trainings, seed by seed."""
         return [Unit(arm, seed) for seed in self.seeds for arm in self.arms]
 
     def config(self, unit: Unit, out: Path) -> TrainConfig:
+        """The training configuration of a unit whose data are in the folder `out`."""
         arm = Arm.parse(unit.arm)
         given = {"data": str(out / "data"), "validation": str(out / "validation"), "seed": str(unit.seed)}
         return build(self.recipe, {"arm": arm.rule} | given | arm.changes | self.changes)
 
     def stages(self, unit: Unit) -> list[str]:
+        """The stages of a unit, in order."""
         optional = {"off": self.off, "strength": self.swept}
         return [stage for stage in ALL_STAGES if stage not in optional or unit.arm in optional[stage]]
 
     def to_json(self) -> str:
+        """The plan as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Plan:
+        """The plan that `to_json` wrote."""
         values = json.loads(text)
         lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
         return Plan(**(values | lists))
 
 
 def mini(files: Files) -> Plan:
+    """Models of 0.1M parameters on the built-in corpus, for two cores and minutes. It takes no files."""
     given = [name for name, x in dataclasses.asdict(files).items() if x]
     if given:
         raise ValueError(f"--scale mini: expected no files, since it has its own corpus, got a {given[0]}")
@@ -153,16 +163,17 @@ def mini(files: Files) -> Plan:
     )
 
 
-def _of(files: Files) -> dict[str, Any]:
-    """S-NIAH-2 and -3 need essays, recall its files."""
-    found: dict[str, Any] = {"validation": files.validation or "", "recall": files.recall}
+def _tasks(files: Files) -> dict[str, Any]:
+    """The tasks that these files allow: S-NIAH-2 and -3 need essays, and recall tasks their own files."""
+    given: dict[str, Any] = {"validation": files.validation or "", "recall": files.recall}
     essays = ("niah_single_2", "niah_single_3") if files.essays else ()
-    return found | {"words": files.words, "essays": files.essays, "needles": ("niah_single_1", *essays)}
+    return given | {"words": files.words, "essays": files.essays, "needles": ("niah_single_1", *essays)}
 
 
 def small(files: Files) -> Plan:
+    """Models of 14M parameters, for one large GPU and minutes."""
     return Plan(
-        **_of(files),
+        **_tasks(files),
         scale="small",
         recipe="small",
         changes={"validate_every": "200", "save_every": "1000", "log_every": "50"},
@@ -178,12 +189,15 @@ def small(files: Files) -> Plan:
 
 
 def _with_practice(files: Files) -> dict[str, Any]:
-    """48M tokens of text and practice. Of a corpus given, the first documents that have them: 10,000 such as an
-    encyclopaedia's, 178 MB."""
-    found = _of(files)
+    """Data and tasks of the two scales that train on 48M tokens of text and practice documents.
+
+    From a given corpus the first 10,000 documents are read. If they are like an encyclopaedia's, 178 MB, they have as
+    many tokens.
+    """
+    settings = _tasks(files)
     if files.essays:
-        found["needles"] += ("niah_multikey_1",)
-    return found | {
+        settings["needles"] += ("niah_multikey_1",)
+    return settings | {
         "source": files.corpus or "synthetic:1000000",
         "limit": 10_000 if files.corpus else None,
         "held_out": 0 if files.validation else 100,
@@ -198,12 +212,14 @@ def _with_practice(files: Files) -> dict[str, Any]:
 
 
 def medium(files: Files) -> Plan:
+    """Models of 64M parameters and twelve seeds, for one large GPU and hours."""
     return Plan(
         **_with_practice(files), scale="medium", recipe="medium", seeds=tuple(range(12)), off=("qed",), swept=(), jobs=3
     )
 
 
 def paper_short(files: Files) -> Plan:
+    """Models of the paper's size, 340M parameters, on medium's data, for one large GPU and hours."""
     return Plan(
         **_with_practice(files),
         scale="paper-short",
@@ -214,9 +230,9 @@ def paper_short(files: Files) -> Plan:
 
 
 def paper(files: Files) -> Plan:
-    """16M documents of FineWeb-Edu have somewhat more than 15B tokens."""
+    """The paper's own experiment, for GPUs and days. 16M documents of FineWeb-Edu have just over 15B tokens."""
     return Plan(
-        **_of(files),
+        **_tasks(files),
         scale="paper",
         recipe="paper_340m",
         source=files.corpus or "hf:HuggingFaceFW/fineweb-edu:sample-100BT",
@@ -239,7 +255,7 @@ PLANS: dict[str, Callable[[Files], Plan]] = {
 
 
 def rehearsed(plan: Plan) -> Plan:
-    """Every stage of every arm, with a few steps and examples: a run that shows nothing but that all of it works."""
+    """The plan with a few steps and examples for every stage of every arm: it only shows that all of it works."""
     rows = {"sequence": "256", "batch_tokens": "512", "micro_tokens": "512", "save_every": "1000"}
     tokens = {"total_tokens": "1536", "decay_start_tokens": "1024", "validation_tokens": "512"}
     lengths = plan.lengths[:2]

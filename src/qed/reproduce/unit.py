@@ -1,8 +1,8 @@
-"""One arm and seed, in its own process: train, evaluate, again with λ = 0, sweep the strength, look at eigenvalues.
+"""One arm and seed in a process of its own: train, evaluate, evaluate with λ = 0, sweep λ, measure eigenvalues.
 
     python -m qed.reproduce.unit OUT qed-0 cpu
 
-Each stage goes on by itself where it was cut; finished ones are in OUT/runs/NAME/stages.json and never done again.
+Each stage resumes where it stopped. Finished stages are listed in OUT/runs/NAME/stages.json and never done again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from ..analysis.report import write_eigenvalues
+from ..analysis.eigenvalues import write_eigenvalues
 from ..analysis.strength import SCALES, sweep
 from ..data import tokenization
 from ..eval.prompts import Options, frozen
@@ -31,11 +31,12 @@ from ..provenance import register
 from ..train.loop import STOPPED, Watch, train
 from .plan import Plan, Unit
 
-WATCHED = 32  # prompts
+WATCHED = 32  # prompts that are tried whenever a run is validated
 ELSEWHERE = 76  # exit status of a unit that another process is working on
 
 
 def options(plan: Plan, out: Path) -> Options:
+    """The options of the needle tasks, with their frozen prompts in the folder `out`."""
     return Options(
         lengths=plan.lengths,
         samples=plan.samples,
@@ -48,7 +49,16 @@ def options(plan: Plan, out: Path) -> Options:
 
 
 def watcher(plan: Plan, out: Path, encoder: Tokenizer) -> Watch:
-    """Says how often the whole answer is likeliest, token by token, at the shortest length: when retrieval appears."""
+    """What is tried whenever a run is validated, so that its metrics show when retrieval appears.
+
+    The returned function gives the share of prompts of the first needle task, at the shortest length, whose whole
+    answer is the likeliest one token by token.
+
+    Args:
+        plan: the reproduction.
+        out: its folder, with the frozen prompts.
+        encoder: the models' tokenizer.
+    """
     path = frozen(plan.needles[0], plan.lengths[0], options(plan, out), encoder, out, Console(quiet=True))
     begin, _ = tokenization.ends(encoder)
     rows, answered = [], []
@@ -61,12 +71,12 @@ def watcher(plan: Plan, out: Path, encoder: Tokenizer) -> Watch:
         answered.append(len(whole) - len(prompt))
     width = max(map(len, rows))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    there = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
 
     def watch(model: QEDForCausalLM) -> dict[str, float]:
         device, right = model.lm_head.weight.device, 0
-        said = model(ids.to(device), attention_mask=there.to(device)).logits.argmax(-1).cpu()
-        for row, tokens, count in zip(said, rows, answered, strict=True):
+        likeliest = model(ids.to(device), attention_mask=mask.to(device)).logits.argmax(-1).cpu()
+        for row, tokens, count in zip(likeliest, rows, answered, strict=True):
             right += row[len(tokens) - 1 - count : len(tokens) - 1].tolist() == tokens[-count:]
         return {"retrieval": right / len(rows)}
 
@@ -74,7 +84,15 @@ def watcher(plan: Plan, out: Path, encoder: Tokenizer) -> Watch:
 
 
 def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> dict[str, Callable[[], int | None]]:
-    """What is done, by name; a number other than 0 stops the unit with that status."""
+    """What each stage of a unit does, by name. A number other than 0 that one returns stops the unit with that status.
+
+    Args:
+        plan: the reproduction.
+        unit: the training.
+        out: the reproduction's folder.
+        device: where the model runs.
+        console: where progress is printed.
+    """
     run = out / "runs" / unit.name
     encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
 
@@ -83,15 +101,15 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
         return train(config, run, device=device, console=console, watch=watcher(plan, out, encoder))
 
     def evaluation() -> None:
-        def found(tasks: list[str], chosen: Options) -> None:
+        def answer(tasks: list[str], chosen: Options) -> None:
             evaluate(run / "export", tasks, chosen, out=run / "eval", tokenizer=None, device=device, console=console)
 
         given = options(plan, out)
-        found(list(plan.needles), given)
+        answer(list(plan.needles), given)
         if plan.recall:
-            found(list(plan.recall), Options(data=given.data, samples=plan.recall_samples, batch=plan.batch))
+            answer(list(plan.recall), Options(data=given.data, samples=plan.recall_samples, batch=plan.batch))
         folder = {"positions": out / "validation"}
-        found(["positions"], Options(lengths=(plan.positions,), samples=plan.position_rows, data=folder))
+        answer(["positions"], Options(lengths=(plan.positions,), samples=plan.position_rows, data=folder))
 
     def off() -> None:
         given = dataclasses.replace(options(plan, out), strength=0.0)
@@ -99,7 +117,7 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
         evaluate(run / "export", list(plan.needles), given, out=place, tokenizer=None, device=device, console=console)
 
     def strength() -> None:
-        """What `eval` and `off` have done already is not done again."""
+        """Scales that the stages `eval` and `off` have evaluated already are not evaluated again."""
         given = options(plan, out)
         sweep(
             run / "export",
@@ -128,12 +146,19 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
 
 
 def finished(out: Path, unit: Unit) -> dict[str, float]:
-    """Seconds by stage."""
+    """The finished stages of a unit, in order, with the seconds that each took."""
     path = out / "runs" / unit.name / "stages.json"
     return dict(read_json(path)) if path.exists() else {}
 
 
 def main(out: Path, name: str, device: str) -> int:
+    """Do a unit's stages unless another process is doing them, and return the exit status.
+
+    Args:
+        out: the reproduction's folder.
+        name: of the unit, such as "qed-0".
+        device: where the model runs.
+    """
     console = Console(width=120, markup=False, emoji=False)
     try:
         with held(out / "runs" / name, "unit"):
@@ -144,6 +169,14 @@ def main(out: Path, name: str, device: str) -> int:
 
 
 def work_through(out: Path, unit: Unit, device: str, console: Console) -> int:
+    """Do the stages of a unit that are not finished, and return the exit status.
+
+    Args:
+        out: the reproduction's folder, with its plan.
+        unit: the training.
+        device: where the model runs.
+        console: where progress is printed.
+    """
     plan = Plan.from_json((out / "plan.json").read_text())
     register(plan.registered)
     for stage, work in stages(plan, unit, out, device, console).items():

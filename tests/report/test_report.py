@@ -13,13 +13,13 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from qed.analysis import results
-from qed.analysis.conclusions import conclusions
-from qed.analysis.report import write
+from qed.analysis.breakdown import contrasts
 from qed.analysis.strength import compare
-from qed.analysis.tables import contrasts, retrieval
 from qed.cli import app
-
-from .conftest import evaluated
+from qed.report.conclusions import conclusions
+from qed.report.page import write
+from qed.report.tables import retrieval
+from tests.analysis.conftest import evaluated
 
 
 def test_everything_is_written(base: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_what_is_missing_is_said_not_zero(base: Path, tmp_path: Path) -> None:
     assert row.split(",missing")[0].count("[") == 3
     assert not any(x.startswith("1,GDN-2") for x in rows)
     assert "Missing: GDN-2 seed 1." in page
-    assert "No results for: S-NIAH-2, S-NIAH-3." in page
+    assert "There are no results for: S-NIAH-2, S-NIAH-3." in page
 
 
 def test_contrasts_are_paired_and_past_the_training_length(base: Path) -> None:
@@ -110,7 +110,7 @@ def test_what_is_concluded_follows_the_intervals(base: Path) -> None:
     for length in (1024, 2048, 4096):
         evaluated(base / "qed-1" / "eval", f"niah_single_1-{length}", [])
     said = " ".join(conclusions(results.runs(base)))
-    assert "reverses between seeds: undecided" in said
+    assert "reverses between seeds, so that it is undecided" in said
     assert "Does not hold here: 3 of 6 comparisons agree" in said
     evaluated(base / "gdn2-0" / "eval", "niah_single_1-512", list(range(20)))
     said = " ".join(conclusions(results.runs(base)))

@@ -1,10 +1,11 @@
-"""Figures over trainings: every training as a thin line or a dot, means of arms with intervals over trainings, and
-where in a prompt a needle is lost. Needs matplotlib."""
+"""Figures over trainings: every training, means of arms with intervals over trainings, and where needles are lost.
+
+This module needs matplotlib.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -13,57 +14,48 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from .contrasts import contrast, pooled
-from .figures import style
-from .results import Result, Run
-from .stats import Interval
-from .tables import TITLES, length_title, name_of, needle_lengths
-from .trainings import Study, rate
+from ..analysis.contrasts import contrast, pooled
+from ..analysis.names import TITLES, length_title, name_of
+from ..analysis.results import Run
+from ..analysis.selection import needle_lengths
+from ..analysis.stats import Interval
+from ..analysis.trainings import Study, rate
+from ..eval.prompts import NEEDLES
+from .drawing import Drawings, length_axis, mark_training_length, median_tokens, style
 
-MAPPED = ("niah_single_1", "niah_single_2")  # whose needles are looked at by where they lie
-DEPTHS = 10  # bins
-FEWEST = 5  # prompts of a bin that is shown
+MAPPED = ("niah_single_1", "niah_single_2")  # tasks whose accuracy is shown by where the needle lies
+DEPTHS = 10  # bins of the needle's depth
+FEWEST = 5  # prompts per training in a bin that is shown
 
 
-def all_figures(runs: list[Run]) -> dict[str, tuple[str, Callable[[], Figure]]]:
-    """By file name: a title and how to draw it, for what there are results of."""
-    found: dict[str, tuple[str, Callable[[], Figure]]] = {}
-    for task in TITLES:
-        if task.startswith(("niah", "pairs")) and needle_lengths(runs, task):
+def all_figures(runs: list[Run]) -> Drawings:
+    """Every figure that there are results for."""
+    drawings: Drawings = {}
+    for task in NEEDLES:
+        if needle_lengths(runs, task):
             title = f"{TITLES[task]}: every training, and means of arms with 95 % intervals over trainings"
-            found[f"trainings_{task}"] = (title, partial(by_length, runs, task))
+            drawings[f"trainings_{task}"] = (title, partial(by_length, runs, task))
     if any(Study(runs).groups("L50").values()):
-        found["trainings_half"] = ("The length at which accuracy crosses one half", lambda: half_lengths(runs))
-    for task in MAPPED:
-        if _placed(runs, task):
-            title = f"{TITLES[task]} by depth of the needle and length, trainings of an arm together"
-            found[f"depth_{task}"] = (title, partial(depth_map, runs, task))
-    mapped = [task for task in MAPPED if _placed(runs, task)]
+        drawings["trainings_half"] = ("The length at which accuracy crosses one half", lambda: half_lengths(runs))
+    mapped = [task for task in MAPPED if _has_depths(runs, task)]
+    for task in mapped:
+        title = f"{TITLES[task]} accuracy by depth of the needle and length, over all trainings of an arm"
+        drawings[f"depth_{task}"] = (title, partial(depth_map, runs, task))
     if mapped:
-        found["distance"] = ("Accuracy by distance of the needle from the end", lambda: distance(runs, mapped))
+        title = "Accuracy by distance of the needle from the end of the prompt"
+        drawings["distance"] = (title, lambda: distance(runs, mapped))
     if any(last_strengths(run) for run in runs):
-        found["strength_by_head"] = ("λ of every head at the end of training", lambda: strength_by_head(runs))
-    return found
+        drawings["strength_by_head"] = ("λ of every head at the end of training", lambda: strength_by_head(runs))
+    return drawings
 
 
 def _interval(groups: dict[str, list[float]], arm: str) -> Interval | None:
-    """Of an arm's mean over trainings; None where they do not tell it."""
+    """The interval of an arm's mean over trainings; None where they do not tell it."""
     return contrast(groups, {arm: 1.0}).interval() if pooled(groups)[1] else None
 
 
-def _length_axis(panel: Any, octaves: list[float]) -> None:
-    """Ticks at whole octaves of tokens."""
-    ticks = [2**i for i in range(math.floor(min(octaves)), math.ceil(max(octaves)) + 1)]
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(ticks, [length_title(n) for n in ticks])
-    panel.minorticks_off()
-
-
-def _median(result: Result) -> int:
-    return result.tokens[len(result.tokens) // 2]
-
-
 def by_length(runs: list[Run], task: str) -> Figure:
+    """Accuracy on a needle task by length: thin lines for trainings, thick ones for means of arms."""
     study, lengths = Study(runs), needle_lengths(runs, task)
     figure, panel = plt.subplots(figsize=(7.5, 4.4))
     names = [f"{task}-{n}" for n in lengths]
@@ -74,15 +66,15 @@ def by_length(runs: list[Run], task: str) -> Figure:
         }
         for name in names
     }
-    middles = {name: next(_median(run.results[name]) for run in runs if name in run.results) for name in names}
+    medians = {name: next(median_tokens(run.results[name]) for run in runs if name in run.results) for name in names}
     for i, (arm, some) in enumerate(study.arms.items()):
         colour = style(runs, arm)["color"]
         for run in some:
-            there = [name for name in names if name in run.results]
-            shares = [rate([run.results[name]]) for name in there]
-            panel.plot([middles[n] for n in there], shares, color=colour, linewidth=0.6, alpha=0.35)
+            own = [name for name in names if name in run.results]
+            shares = [rate([run.results[name]]) for name in own]
+            panel.plot([medians[n] for n in own], shares, color=colour, linewidth=0.6, alpha=0.35)
         whole = [name for name in names if groups[name][arm]]
-        places = [middles[name] * 2 ** (0.04 * (i - (len(study.arms) - 1) / 2)) for name in whole]
+        places = [medians[name] * 2 ** (0.04 * (i - (len(study.arms) - 1) / 2)) for name in whole]
         means = [float(np.mean(groups[name][arm])) for name in whole]
         ends = [_interval(groups[name], arm) or Interval(m, m) for name, m in zip(whole, means, strict=True)]
         bars = [[m - max(0.0, e.low) for m, e in zip(means, ends, strict=True)]]
@@ -91,10 +83,9 @@ def by_length(runs: list[Run], task: str) -> Figure:
         panel.errorbar(
             places, means, yerr=np.maximum(bars, 0), label=label, capsize=3, markersize=5, **style(runs, arm)
         )
-    trained = runs[0].train_length
-    panel.axvline(trained, linestyle="--", linewidth=1, color="#888888")
-    panel.annotate("training length", (trained, 2), rotation=90, fontsize=7, ha="right", color="#888888")
-    _length_axis(panel, [math.log2(x) for x in middles.values()])
+    mark_training_length(panel, runs[0].train_length, 2)
+    octaves = [math.log2(tokens) for tokens in medians.values()]
+    length_axis(panel, [2**i for i in range(math.floor(min(octaves)), math.ceil(max(octaves)) + 1)])
     panel.set_ylim(-2, 104)
     panel.set_xlabel("prompt (tokens, median)")
     panel.set_ylabel(f"{TITLES[task]}, per cent right")
@@ -104,6 +95,7 @@ def by_length(runs: list[Run], task: str) -> Figure:
 
 
 def half_lengths(runs: list[Run]) -> Figure:
+    """The length at which accuracy crosses one half: a dot per training, and means of arms."""
     study = Study(runs)
     groups = {arm: values for arm, values in study.groups("L50").items() if values}
     figure, panel = plt.subplots(figsize=(1.6 + 1.2 * len(groups), 4))
@@ -124,18 +116,19 @@ def half_lengths(runs: list[Run]) -> Figure:
     return figure
 
 
-def _placed(runs: list[Run], task: str) -> bool:
-    """Whether lines tell where needles lie."""
+def _has_depths(runs: list[Run], task: str) -> bool:
+    """Whether results tell where needles lie."""
     names = [f"{task}-{n}" for n in needle_lengths(runs, task)]
-    return any(_rows([run], name) for run in runs for name in names)
+    return any(_rows_with_depth([run], name) for run in runs for name in names)
 
 
-def _rows(some: list[Run], name: str) -> list[dict[str, Any]]:
+def _rows_with_depth(some: list[Run], name: str) -> list[dict[str, Any]]:
     rows = (row for run in some if name in run.results for row in run.results[name].rows)
     return [row for row in rows if isinstance(row.get("depth"), int | float)]
 
 
 def depth_map(runs: list[Run], task: str) -> Figure:
+    """Accuracy as a colour, by length and depth of the needle, one panel per arm."""
     arms, lengths = Study(runs).arms, needle_lengths(runs, task)
     figure, axes = plt.subplots(
         1, len(arms), figsize=(1.4 + 2.6 * len(arms), 3.6), sharey=True, squeeze=False, layout="constrained"
@@ -144,7 +137,7 @@ def depth_map(runs: list[Run], task: str) -> Figure:
     for panel, (arm, some) in zip(axes[0], arms.items(), strict=True):
         shares = np.full((DEPTHS, len(lengths)), np.nan)
         for i, n in enumerate(lengths):
-            rows = _rows(some, f"{task}-{n}")
+            rows = _rows_with_depth(some, f"{task}-{n}")
             places = np.minimum((np.array([row["depth"] for row in rows]) / 100 * DEPTHS).astype(int), DEPTHS - 1)
             asked = np.bincount(places, minlength=DEPTHS)
             right = np.bincount(places, weights=[row["correct"] for row in rows], minlength=DEPTHS)
@@ -160,13 +153,16 @@ def depth_map(runs: list[Run], task: str) -> Figure:
 
 
 def _distance(row: dict[str, Any]) -> float:
-    """Tokens from the needle to the end; older results have its depth alone."""
-    found = row.get("distance")
-    return float(found if isinstance(found, int | float) else row["tokens"] * (1 - row["depth"] / 100))
+    """Tokens from the needle to the end of the prompt; older results have only its depth."""
+    tokens = row.get("distance")
+    return float(tokens if isinstance(tokens, int | float) else row["tokens"] * (1 - row["depth"] / 100))
 
 
 def distance(runs: list[Run], tasks: list[str]) -> Figure:
-    """A line for every length: where they lie on each other, only the text after the needle counts."""
+    """Accuracy by distance of the needle, with a line for every length.
+
+    Where the lines lie on each other, only the text after the needle counts.
+    """
     arms = Study(runs).arms
     size = (1.6 + 2.6 * len(arms), 0.6 + 2.5 * len(tasks))
     figure, axes = plt.subplots(
@@ -177,18 +173,15 @@ def distance(runs: list[Run], tasks: list[str]) -> Figure:
     for line, task in zip(axes, tasks, strict=True):
         for panel, (arm, some) in zip(line, arms.items(), strict=True):
             for n, shade in zip(lengths, shades, strict=True):
-                rows = _rows(some, f"{task}-{n}")
                 bins: dict[int, list[int]] = {}
-                for row in rows:
+                for row in _rows_with_depth(some, f"{task}-{n}"):
                     bins.setdefault(int(math.log2(max(1.0, _distance(row)))), []).append(row["correct"])
                 shown = {i: x for i, x in sorted(bins.items()) if len(x) >= FEWEST * len(some)}
                 shares = [100 * float(np.mean(x)) for x in shown.values()]
                 label = length_title(n)
                 panel.plot([2 ** (i + 0.5) for i in shown], shares, color=shade, marker=".", linewidth=1.1, label=label)
-            panel.set_xscale("log", base=2)
-            ticks = [2**i for i in range(4, 17, 3)]
-            panel.set_xticks(ticks, [length_title(n) for n in ticks], fontsize=8)
-            panel.minorticks_off()
+            length_axis(panel, [2**i for i in range(4, 17, 3)])
+            panel.tick_params(axis="x", labelsize=8)
             panel.set_ylim(-2, 104)
             if task == tasks[0]:
                 panel.set_title(f"{name_of(arm)} ({len(some)})", fontsize=9)
@@ -200,18 +193,19 @@ def distance(runs: list[Run], tasks: list[str]) -> Figure:
 
 
 def last_strengths(run: Run) -> dict[str, list[float]]:
-    """λ of the heads of each layer when the run was last validated."""
+    """λ of the heads of each layer when the run was last validated; empty where it was not logged."""
     rows = [row["strength_by_head"] for row in run.metrics if row.get("strength_by_head")]
     return {layer: heads for layer, heads in rows[-1].items() if layer.isdigit() and _numbers(heads)} if rows else {}
 
 
-def _numbers(found: Any) -> bool:
-    return isinstance(found, list) and bool(found) and all(isinstance(x, int | float) for x in found)
+def _numbers(heads: Any) -> bool:
+    return isinstance(heads, list) and bool(heads) and all(isinstance(x, int | float) for x in heads)
 
 
 def strength_by_head(runs: list[Run]) -> Figure:
-    found = {arm: [x for run in some if (x := last_strengths(run))] for arm, some in Study(runs).arms.items()}
-    arms = {arm: some for arm, some in found.items() if some}
+    """λ by layer at the end of training, one panel per arm: a dot per head and training, and their mean."""
+    by_arm = {arm: [x for run in some if (x := last_strengths(run))] for arm, some in Study(runs).arms.items()}
+    arms = {arm: some for arm, some in by_arm.items() if some}
     figure, axes = plt.subplots(
         1, len(arms), figsize=(1.2 + 3.6 * len(arms), 3.4), sharey=True, squeeze=False, layout="constrained"
     )
@@ -224,5 +218,5 @@ def strength_by_head(runs: list[Run]) -> Figure:
         panel.plot(layers, means, color=colour, linewidth=1.5)
         panel.set_title(f"{name_of(arm)} ({len(some)})", fontsize=9)
         panel.set_xlabel("layer")
-    axes[0][0].set_ylabel("λ: a dot a head and training, and means")
+    axes[0][0].set_ylabel("λ: a dot per head and training, and means")
     return figure
