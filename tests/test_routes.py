@@ -23,6 +23,10 @@ from qed.routes import TRITON_INSTALLED, Call, Piece, Route, known_bad, no_obsta
 from qed.rules import Operands, Rule
 from qed.testing import relative_error
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # the first product of a backward on a GPU
+]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BUDGET = 1e-4 if DEVICE.type == "cpu" else 1e-3  # float32, after a whole block, gradients included
 SIZES = {"hidden_size": 24, "num_heads": 2, "head_dim": 16, "intermediate_size": 40}
@@ -267,6 +271,17 @@ def test_auto_falls_back_where_a_gpu_or_triton_is_too_old(monkeypatch: pytest.Mo
         choice = PIECES[name].explain("auto", call, *more.get(name, ()))
         assert choice.route != "triton"
         assert choice.passed_over["triton"] == why
+
+
+def test_a_piece_asked_for_by_name_is_not_compiled_away() -> None:
+    """A block is not compiled then: inside, the route could not run."""
+    made, call = block("eda"), Call(torch.device("cuda"), torch.float32, state=True)
+    compiled = BLOCK.routes[1]
+    assert compiled.obstacle(call, made) is None
+    set_impl(made, "auto", recurrence="chunkwise")
+    assert compiled.obstacle(call, made) is None
+    set_impl(made, "auto", norm="triton")
+    assert "routes of norm were asked for" in str(compiled.obstacle(call, made))
 
 
 def test_explain_says_every_piece_of_every_mode() -> None:

@@ -329,6 +329,10 @@ def _block_compiled(*arguments: Any) -> Tensor:
 def _compiled_block_obstacle(call: Call, block: Any) -> str | None:
     if call.device.type != "cuda":
         return f"it pays on a GPU alone, and the inputs are on {call.device}"
+    if not isinstance(block.impl, str):
+        asked = [piece for piece, name in block.impl if name != AUTO and piece not in ("recurrence", "block")]
+        if asked:
+            return f"routes of {', '.join(asked)} were asked for, which may not run inside torch.compile"
     return None
 
 
