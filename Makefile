@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-gpu attack lint bench clean
+.PHONY: help setup reproduce test test-all test-gpu attack lint bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,12 +23,15 @@ $(READY): pyproject.toml constraints.txt
 reproduce: $(READY) ## run the main job
 	$(BIN)/qed reproduce
 
-test: $(READY) ## run the tests
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --durations 5
+test: $(READY) ## run the tests, but for the slow sweeps
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --durations 5
+
+test-all: $(READY) ## run the slow sweeps that `make test` leaves out
+	$(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4 --durations 5
 
 test-gpu: $(READY) ## run the kernels' tests on a GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "test-gpu: no CUDA device here")'
-	$(BIN)/python -m pytest --numprocesses 4 --durations 5 tests/ops/test_gpu.py tests/ops/test_launching.py tests/ops/triton tests/layers tests/model/test_gpu.py tests/train/test_gpu.py
+	$(BIN)/python -m pytest --numprocesses 4 --durations 5 tests/test_routes.py tests/kernels tests/layers tests/ops/test_gpu.py tests/model/test_gpu.py tests/train/test_gpu.py
 
 attack: $(READY) ## fuzz everything for half an hour; ONLY=op, or ONLY=op.laws SEED=3 for one case
 	$(BIN)/python -m tests.attack $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(SHARE),--share $(SHARE))
