@@ -98,8 +98,8 @@ def prepare(
     ] = 0.0,
 ) -> None:
     """Turn documents into token shards for training."""
+    from .data.practice import Practice
     from .data.prepare import prepare as run
-    from .eval.practice import Practice
 
     run(
         source,
@@ -218,7 +218,8 @@ def reproduce(
     """Run the main job: train the paper's arms, measure them, write the report."""
     import dataclasses
 
-    from .eval.recall import DATASETS
+    from .eval.task import RecallTask
+    from .eval.tasks import of_kind
     from .provenance import plan_sha256
     from .recipes.paper import ARMS
     from .reproduce import collecting, run
@@ -232,7 +233,7 @@ def reproduce(
         tokenizer=tokenizer,
         words=None if existing("--words", words, folder=True) is None else str(words),
         essays=None if existing("--essays", essays, folder=False) is None else str(essays),
-        recall={task: str(path) for task, path in files(data, DATASETS).items()},
+        recall={task: str(path) for task, path in files(data, of_kind(RecallTask)).items()},
     )
     plan = PLANS[scale](given)
     chosen = ARMS if arms == "all" else tuple(names("--arms", [arms], None)) if arms else plan.arms

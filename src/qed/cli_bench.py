@@ -159,7 +159,7 @@ def bench_eval(
 ) -> None:
     """Time S-NIAH-1 on a model with random weights."""
     from .bench_eval import measure
-    from .eval.prompts import Options
+    from .eval.options import Options
     from .model.config import SIZES
 
     fla = _peer(against, "fla.layers.gdn2")

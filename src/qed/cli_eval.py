@@ -21,6 +21,8 @@ from .cli_parts import (
     numbers,
     writable,
 )
+from .eval.task import NeedleTask, RecallTask
+from .eval.tasks import TASKS, of_kind, reading
 
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED)]
 Strength = Annotated[float, typer.Option(help="Factor s on every λ.", callback=finite)]
@@ -32,7 +34,7 @@ Samples = Annotated[
 Tokenizer = Annotated[str | None, typer.Option(help="A .model or .json file, if not with the checkpoint.")]
 Words = Annotated[Path | None, typer.Option(help="Word lists for keys, instead of the wonderwords package.")]
 Essays = Annotated[Path | None, typer.Option(help="The other tasks' haystack: .json or .txt, also .xz.")]
-Variant = Annotated[str, typer.Option(help="Of fda, swde and squad_completion: A0, A1 or B.")]
+Variant = Annotated[str, typer.Option(help=f"Of {', '.join(of_kind(RecallTask))}: A0, A1 or B.")]
 Prompts = Annotated[Path | None, typer.Option(help="A folder of frozen prompts to share between runs.")]
 Batch = Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Prompts at a time.")]
 Lengths = Annotated[str, typer.Option(help="Of needle tasks, in tokens.")]
@@ -70,12 +72,7 @@ def generate(
 
 def eval_(
     checkpoint: Annotated[Path | None, typer.Argument(help="A folder that save_pretrained wrote.")] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="niah_single_1, _2, _3, niah_multikey_1, pairs, fda, swde, squad_completion, mqar or positions"
-        ),
-    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help=f"One or more of {', '.join(TASKS)}.")] = None,
     out: Annotated[Path, typer.Option(help="Where results go; the same command again goes on.")] = Path("runs/eval"),
     lengths: Lengths = "1024,2048,4096,8192,16384,32768",
     samples: Samples = None,
@@ -101,12 +98,13 @@ def eval_(
     device: Device = "auto",
 ) -> None:
     """Evaluate a checkpoint: retrieval, recall, loss by position."""
-    from .eval.prompts import NEEDLES, Options, check_needles, frozen
-    from .eval.run import READ_FILES, TASKS, evaluate, matching_tokenizer
+    from .eval.options import Options
+    from .eval.prompts import check_needles, frozen
+    from .eval.run import evaluate, matching_tokenizer
 
     console = console_for()
     choice("--harness", harness, ("lm-eval", ""))
-    tasks = names("--task", task, None if harness else NEEDLES if prompts_only else TASKS)
+    tasks = names("--task", task, None if harness else of_kind(NeedleTask) if prompts_only else TASKS)
     options = Options(
         lengths=numbers("--lengths", lengths, 1, LARGEST_SIZE),
         samples=samples,
@@ -114,7 +112,7 @@ def eval_(
         sizing=sizing,
         words=existing("--words", words, folder=True),
         essays=existing("--essays", essays, folder=False),
-        data=files(data, [name for name in tasks if name in READ_FILES]),
+        data=files(data, [name for name in tasks if name in reading("data")]),
         variant=variant,
         context=context,
         max_length=max_length,
@@ -159,8 +157,7 @@ def strength(
 ) -> None:
     """Scale a trained model's λ and compare with s = 1, example by example."""
     from .analysis.strength import sweep
-    from .eval.prompts import Options
-    from .eval.run import READ_FILES, TASKS
+    from .eval.options import Options
 
     tasks = names("--task", task or ["niah_single_1"], TASKS)
     chosen = factors("--scales", scales)
@@ -169,7 +166,7 @@ def strength(
         samples=samples,
         words=existing("--words", words, folder=True),
         essays=existing("--essays", essays, folder=False),
-        data=files(data, [name for name in tasks if name in READ_FILES]),
+        data=files(data, [name for name in tasks if name in reading("data")]),
         variant=variant,
         prompts=None if prompts is None else writable("--prompts", prompts, folder=True),
         batch=batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import io
 import math
@@ -85,8 +86,9 @@ def _is_about_memory(error: RuntimeError) -> bool:
 
 def choice(option: str, value: str, allowed: Iterable[str]) -> None:
     if value not in allowed:
-        names = ", ".join(name or "nothing" for name in allowed)
-        raise ValueError(f"{option}: expected one of {names}, got {value!r}")
+        known = [name or "nothing" for name in allowed]
+        nearest = difflib.get_close_matches(value, known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"{option}: expected one of {', '.join(known)}, got {value!r}; the nearest is {nearest}")
 
 
 def device_for(name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..eval import niah
+from ..eval.task import NeedleTask
+from ..eval.tasks import of_kind
 from . import paper
 from .results import SHARED, Result, Run
 from .stats import Interval
@@ -31,7 +32,7 @@ Points = tuple[float, Interval, float]  # a difference in points, its paired int
 
 def first_answers(runs: list[Run]) -> Table:
     """Accuracy as RULER counts it and by the first answer: the main task by length, every task past training."""
-    tasks = [task for task in niah.TASKS if needle_lengths(runs, task)]
+    tasks = [name for name, task in of_kind(NeedleTask).items() if task.first_correct and needle_lengths(runs, name)]
     main = [task for task in tasks if task == main_task(runs)]
     lengths = [(task, n) for task in main for n in needle_lengths(runs, task)]
     rows: list[list[str | None]] = []

@@ -17,7 +17,7 @@ from .contrasts import contrast, pooled
 from .figures import style
 from .results import Result, Run
 from .stats import Interval
-from .tables import TITLES, length_title, name_of, needle_lengths
+from .tables import NEEDLES, TITLES, length_title, name_of, needle_lengths
 from .trainings import Study, rate
 
 MAPPED = ("niah_single_1", "niah_single_2")  # whose needles are looked at by where they lie
@@ -28,8 +28,8 @@ FEWEST = 5  # prompts of a bin that is shown
 def all_figures(runs: list[Run]) -> dict[str, tuple[str, Callable[[], Figure]]]:
     """By file name: a title and how to draw it, for what there are results of."""
     found: dict[str, tuple[str, Callable[[], Figure]]] = {}
-    for task in TITLES:
-        if task.startswith(("niah", "pairs")) and needle_lengths(runs, task):
+    for task in NEEDLES:
+        if needle_lengths(runs, task):
             title = f"{TITLES[task]}: every training, and means of arms with 95 % intervals over trainings"
             found[f"trainings_{task}"] = (title, partial(by_length, runs, task))
     if any(Study(runs).groups("L50").values()):

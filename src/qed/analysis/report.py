@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from ..data.shards import TokenShards
-from ..eval.prompts import Options
+from ..eval.options import Options
 from ..eval.run import Evaluation
 from ..files import write_json, write_text
 from ..provenance import provenance

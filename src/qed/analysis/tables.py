@@ -8,18 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 
-from ..eval.recall import DATASETS
+from ..eval.task import NeedleTask, RecallTask
+from ..eval.tasks import TASKS, of_kind
 from . import paper
 from .results import Result, Run, comparable, discordant, same_examples
 from .stats import Interval, across_seeds, clopper_pearson, mcnemar, paired_difference
 from .strength import compare
 
 MISSING = "missing"
-NEEDLES = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "pairs")
-TITLES = {
-    **{"niah_single_1": "S-NIAH-1", "niah_single_2": "S-NIAH-2", "niah_single_3": "S-NIAH-3"},
-    **{"niah_multikey_1": "MK-NIAH-1", "pairs": "Pairs", "fda": "FDA", "swde": "SWDE", "squad_completion": "SQuAD"},
-}
+NEEDLES, RECALL = tuple(of_kind(NeedleTask)), of_kind(RecallTask)
+TITLES = {name: task.title for name, task in TASKS.items()}
 PAST_TRAINING = "past the training length: even the shortest prompt has more tokens than a row of training"
 
 
@@ -104,7 +102,7 @@ def main_task(runs: list[Run]) -> str:
 
 def recall_names(runs: list[Run]) -> list[str]:
     """Results of recall tasks: their variant is in the name, so that no column mixes two."""
-    names = {name for run in runs for name in run.results if name.split("-")[0] in ("fda", "swde", "squad_completion")}
+    names = {name for run in runs for name in run.results if name.split("-")[0] in RECALL}
     return sorted(names)
 
 
@@ -352,7 +350,7 @@ def length_title(n: int) -> str:
 def recall_title(name: str, results: list[Result]) -> str:
     """A data set's own name only where a result says that it was read from there: a user's file is in its style."""
     task, _, variant = name.partition("-")
-    if {x.about.get("dataset") for x in results} == {DATASETS[task]}:
+    if {x.about.get("dataset") for x in results} == {RECALL[task].dataset}:
         return f"{TITLES[task]} ({variant})"
     forms = {form for x in results for form in x.about.get("forms", ())}
     return f"{TITLES[task]} questions ({variant})" if forms == {"question"} else f"{TITLES[task]}-style ({variant})"

@@ -18,7 +18,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..eval import niah
+from ..eval.task import NeedleTask
+from ..eval.tasks import of_kind
 from .results import Result, Run
 from .tables import arms_of, distinct, main_task, needle_lengths
 
@@ -86,8 +87,9 @@ class Study:
         return main_task(self.runs)
 
     def has_first_answers(self, endpoint: str) -> bool:
-        """Whether what is asked for is a number or uuid, of which the first can be told."""
-        return self.task(endpoint) in niah.TASKS
+        """Whether what is asked for is such that the first answer can be told."""
+        task = of_kind(NeedleTask).get(self.task(endpoint))
+        return task is not None and task.first_correct is not None
 
     def task(self, endpoint: str) -> str:
         task = ENDPOINTS[endpoint].task

@@ -37,10 +37,10 @@ from ..analysis.strength import SCALES
 from ..analysis.tables import TITLES, arms_of, length_title, main_task, name_of, needle_lengths
 from ..bench_train import ours
 from ..data import sources, tokenization
+from ..data.practice import Practice
 from ..data.prepare import prepare
-from ..eval import niah
-from ..eval.practice import Practice
 from ..eval.prompts import frozen
+from ..eval.tasks import reading
 from ..files import read_json, remove_leftovers, write_json
 from ..train.loop import STOPPED
 from ..train.metrics import read_row
@@ -77,7 +77,7 @@ def check(plan: Plan, out: Path, only: list[str]) -> None:
         raise ValueError(f"--only: expected some of {names}, got {', '.join(sorted(unknown))}")
     for unit in plan.units:
         plan.config(unit, out)
-    among_essays = [task for task in plan.needles if task in niah.TASKS and niah.TASKS[task].haystack == "essay"]
+    among_essays = [task for task in plan.needles if task in reading("essays")]
     if among_essays and plan.essays is None:
         raise ValueError(f"--essays: expected a file, since {among_essays[0]} hides its needles in essays, got none")
     if not (out / "data" / "index.json").exists():
