@@ -27,6 +27,8 @@ from .cli_parts import (
     reported,
     writable,
 )
+from .eval.task import NeedleTask, RecallTask
+from .eval.tasks import of_kind
 
 app = typer.Typer(
     name="qed",
@@ -195,9 +197,12 @@ def reproduce(
     essays: Annotated[
         Path | None, typer.Option(help="S-NIAH-2's and -3's haystack; without it they are left out.")
     ] = None,
-    data: Annotated[list[str] | None, typer.Option(help="TASK=FILE of fda, swde and squad_completion.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help=f"TASK=FILE of {', '.join(of_kind(RecallTask))}.")] = None,
     needles: Annotated[
-        str, typer.Option(help="Needle tasks separated by commas, instead of the scale's own; niah_multikey_1 too.")
+        str,
+        typer.Option(
+            help=f"Some of {', '.join(of_kind(NeedleTask))}, separated by commas, instead of the scale's own tasks."
+        ),
     ] = "",
     practice: Annotated[
         float | None, typer.Option(help="Share of the corpus to be practice documents, instead of the scale's own.")
@@ -218,8 +223,6 @@ def reproduce(
     """Run the main job: train the paper's arms, measure them, write the report."""
     import dataclasses
 
-    from .eval.task import RecallTask
-    from .eval.tasks import of_kind
     from .provenance import plan_sha256
     from .recipes.paper import ARMS
     from .reproduce import collecting, run

@@ -15,6 +15,7 @@ import qed
 from qed import QEDConfig, QEDForCausalLM
 from qed.data import tokenization
 from qed.data.synthetic import documents
+from qed.eval.run import tables
 from qed.eval.task import NeedleTask, Task
 from qed.eval.tasks import TASKS, named, of_kind, reading
 
@@ -62,6 +63,7 @@ checkpoint, out = sys.argv[1:]
 options = ("--lengths", "64,128", "--samples", "12", "--out", out)
 found = {
     "help": said("--help"),
+    "slow": "transformers" in sys.modules,
     "short": said(checkpoint, "--task", "echo", "--lengths", "32", "--out", out),
     "misspelt": said(checkpoint, "--task", "ecko", *options),
     "eval": said(checkpoint, "--task", "echo", *options),
@@ -90,6 +92,7 @@ def test_a_new_task_is_one_file(tmp_path: Path) -> None:
 
     assert said["help"][0] == 0
     assert "echo" in said["help"][1]
+    assert not said["slow"]  # who asks for help does not wait for transformers
     assert "--lengths: expected 64 or more, got 32" in said["short"][1]
     misspelt = " ".join(said["misspelt"][1].split())
     assert "--task: expected one of echo, niah_single_1, " in misspelt
@@ -128,3 +131,24 @@ def test_the_table_of_tasks() -> None:
         Task(name="a-b", title="A")
     with pytest.raises(ValueError, match="inputs of a: expected some of words, essays, data, got 'songs'"):
         Task(name="a", title="A", inputs=("songs",))
+
+
+def test_tasks_with_the_same_columns_share_a_table() -> None:
+    scored = {"accuracy": 0.25, "samples": 8, "tokens": {"median": 60}, "seconds": 1.0}
+    bins = [{"from": 0, "to": 64, "loss": 2.5}, {"from": 64, "to": 300, "loss": 1.5}]
+    results = {
+        "pairs-64": scored,
+        "positions-300": {"bins": bins},
+        "fda-A1": scored,
+        "mqar": {"accuracy": {"64x4": 1.0, "64x8": 0.5}},
+    }
+    found = {tuple(str(x.header) for x in table.columns): table for table in tables(results)}
+    rows = {
+        columns: list(zip(*(column.cells for column in table.columns), strict=True)) for columns, table in found.items()
+    }
+    score = ("25.0%", "8", "60", "1.0")
+    assert rows == {
+        ("", "correct", "of", "prompt tokens", "seconds"): [("pairs-64", *score), ("fda-A1", *score)],
+        ("position", "loss"): [("0–64", "2.5000"), ("64–300", "1.5000")],
+        ("", "correct"): [("mqar 64x4", "100.0%"), ("mqar 64x8", "50.0%")],
+    }

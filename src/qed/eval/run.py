@@ -100,7 +100,8 @@ class Evaluation:
 
     def _measured(self, task: MeasuredTask, out: Path) -> tuple[str, Job]:
         measurement = task.prepare(self.model, self.options, self.about["tokenizer"])
-        name, about = measurement.name, self.about | measurement.about
+        name = f"{task.name}-{measurement.suffix}" if measurement.suffix else task.name
+        about = self.about | {"task": task.name} | measurement.about
         check_same(out, name, about)
 
         def job() -> dict[str, Any]:

@@ -131,16 +131,16 @@ class Measurement:
     """What a measured task is going to do, once everything it needs was found to be there.
 
     Attributes:
-        name: of its result files; it begins with the task's name.
-        about: what decides the result besides the checkpoint and how it is run.
+        about: what decides the result besides the task, the checkpoint and how it is run.
         steps: how many steps it has, for a progress bar.
         run: measures, calling the function it is given with the number of steps done, and returns the result.
+        suffix: what names of its result files have after the task's name and a hyphen, if anything.
     """
 
-    name: str
     about: dict[str, Any]
     steps: int
     run: Callable[[Callable[[int], None]], dict[str, Any]]
+    suffix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

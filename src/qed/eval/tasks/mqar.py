@@ -106,7 +106,7 @@ def prepare(model: QEDForCausalLM, options: Options, tokenizer: str) -> Measurem
             done(i + 1)
         return {"accuracy": found}
 
-    return Measurement(name="mqar", about={"task": "mqar", "seed": options.seed}, steps=len(SETTINGS), run=run)
+    return Measurement(about={"seed": options.seed}, steps=len(SETTINGS), run=run)
 
 
 TASKS = (

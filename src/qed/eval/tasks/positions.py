@@ -83,8 +83,8 @@ def prepare(model: QEDForCausalLM, options: Options, tokenizer: str) -> Measurem
     if rows < 1:
         raise ValueError(f"--data: expected more than {length} tokens for one row in {folder}, got {len(shards)}")
     return Measurement(
-        name=f"positions-{length}",
-        about={"task": "positions", "length": length, "rows": rows, "data": shards.index["shards"]},
+        suffix=str(length),
+        about={"length": length, "rows": rows, "data": shards.index["shards"]},
         steps=rows,
         run=lambda done: by_position(model, shards, length=length, rows=rows, done=done),
     )
@@ -106,7 +106,7 @@ TASKS = (
         name="positions",
         title="Loss by position",
         inputs=("data",),
-        columns=("positions", "loss"),
+        columns=("position", "loss"),
         rows=lambda name, result: [(f"{x['from']}–{x['to']}", f"{x['loss']:.4f}") for x in result["bins"]],
         prepare=prepare,
         check=check,
