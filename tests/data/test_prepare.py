@@ -216,5 +216,5 @@ def test_a_tokenizer_that_cannot_part_documents(tmp_path: Path) -> None:
     tokenizer = train(documents(20), 300)
     text = tokenizer.to_str().replace(END, "<x>")
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ValueError, match="to part documents"):
+    with pytest.raises(ValueError, match="to separate documents"):
         quiet("synthetic:20", tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"))

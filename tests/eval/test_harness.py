@@ -13,9 +13,9 @@ from rich.console import Console
 from qed import QEDConfig, QEDForCausalLM
 from qed.data import tokenization
 from qed.data.synthetic import documents
-from qed.eval import niah
 from qed.eval.answers import answers
-from qed.eval.prompts import Options
+from qed.eval.options import Options
+from qed.eval.tasks import niah
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

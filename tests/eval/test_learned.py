@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from qed import QEDConfig, QEDForCausalLM
 from qed.eval.answers import answers
-from qed.eval.niah import correct
+from qed.eval.tasks.niah import correct
 
 NOISE = [f"n{i}" for i in range(12)]
 KEYS = [f"k{i}" for i in range(8)]

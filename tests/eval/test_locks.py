@@ -10,7 +10,8 @@ from rich.console import Console
 from qed import QEDConfig, QEDForCausalLM
 from qed.data import tokenization
 from qed.data.synthetic import documents
-from qed.eval.run import Options, evaluate
+from qed.eval.options import Options
+from qed.eval.run import evaluate
 from qed.locks import LockedError, held
 
 

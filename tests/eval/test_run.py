@@ -17,7 +17,8 @@ from qed.data.prepare import prepare
 from qed.data.synthetic import documents
 from qed.eval import answers as answering
 from qed.eval.answers import answers, read
-from qed.eval.prompts import Options, frozen, needle_prompts
+from qed.eval.options import Options
+from qed.eval.prompts import frozen, needle_prompts
 from qed.eval.records import write_rows
 from qed.testing import relative_error
 

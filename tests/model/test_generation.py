@@ -409,7 +409,8 @@ def test_code_of_a_tokenizer_is_not_run(checkpoint: Path) -> None:
 def test_any_gpu_is_a_gpu(device: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are loaded in bfloat16, to generate and to be evaluated."""
     from qed.cli.generate import write
-    from qed.eval.run import Evaluation, Options
+    from qed.eval.options import Options
+    from qed.eval.run import Evaluation
 
     class AskedError(Exception):
         pass

@@ -310,7 +310,7 @@ def test_bad_input(tmp_path: Path) -> None:
     assert "--practice: expected a scale with S-NIAH" in said("--practice", 0.1, "--out", tmp_path / "x")[1]
     at = ("--scale", "small", "--out", tmp_path / "x")
     assert "--practice: expected a share between 0 and 1, got 1.5" in said(*at, "--practice", 1.5)[1]
-    assert "--needles: expected some of niah_single_1" in said(*at, "--needles", "niah_single_9")[1]
+    assert "--needles: expected one of niah_single_1" in said(*at, "--needles", "niah_single_9")[1]
     assert "--needles: expected one or more, each once" in said(*at, "--needles", "pairs,pairs")[1]
     assert "niah_multikey_1 hides its needles in essays" in said(*at, "--needles", "niah_multikey_1")[1]
     assert "--plan: expected a text file" in said(*at, "--plan", tmp_path / "none.md")[1]

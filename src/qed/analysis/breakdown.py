@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..eval.prompts import NEEDLES
 from . import paper
+from .names import NEEDLES
 from .results import SHARED, Result, Run, discordant
 from .selection import arms_of, by_arm_and_seed, distinct, needle_lengths, past_training, seeds_of
 from .stats import Interval, across_seeds, mcnemar, paired_difference

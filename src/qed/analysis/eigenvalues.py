@@ -24,7 +24,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ..data.shards import TokenShards
-from ..eval.prompts import Options
+from ..eval.options import Options
 from ..eval.run import Evaluation
 from ..files import write_json
 from ..layers import Mixer

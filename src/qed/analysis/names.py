@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from ..eval.prompts import NEEDLES
-from ..eval.recall import DATASETS
+from ..eval.task import NeedleTask, RecallTask
+from ..eval.tasks import TASKS, of_kind
 from ..recipes.paper import ARMS
 from .results import Result
 
-TITLES = {
-    **{"niah_single_1": "S-NIAH-1", "niah_single_2": "S-NIAH-2", "niah_single_3": "S-NIAH-3"},
-    **{"niah_multikey_1": "MK-NIAH-1", "pairs": "Pairs", "fda": "FDA", "swde": "SWDE", "squad_completion": "SQuAD"},
-}
+NEEDLES, RECALL = tuple(of_kind(NeedleTask)), of_kind(RecallTask)
+TITLES = {name: task.title for name, task in TASKS.items()}
 
 
 def name_of(arm: str) -> str:
@@ -30,7 +28,7 @@ def recall_title(name: str, results: list[Result]) -> str:
     data set's style, or made of questions.
     """
     task, _, variant = name.partition("-")
-    if {result.about.get("dataset") for result in results} == {DATASETS[task]}:
+    if {result.about.get("dataset") for result in results} == {RECALL[task].dataset}:
         return f"{TITLES[task]} ({variant})"
     forms = {form for result in results for form in result.about.get("forms", ())}
     return f"{TITLES[task]} questions ({variant})" if forms == {"question"} else f"{TITLES[task]}-style ({variant})"

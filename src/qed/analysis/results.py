@@ -20,12 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..eval import niah
 from ..eval.packing import unpacked
-from ..eval.prompts import NEEDLES
-from ..eval.recall import DATASETS
 from ..eval.records import by_index
-from ..eval.run import TASKS
+from ..eval.task import MeasuredTask, NeedleTask
+from ..eval.tasks import TASKS
 from ..files import read_json
 from ..recipes import usual_theta
 from ..recipes.arms import Arm
@@ -79,10 +77,13 @@ class Result:
 
     @cached_property
     def first_right(self) -> dict[int, bool] | None:
-        """Whether the first number or uuid generated is the answer, by index; None where predictions are not kept."""
-        if not all(isinstance(row.get(name), str) for row in self.rows for name in ("prediction", "gold")):
+        """Whether the first value generated is the answer, by index; None where predictions are not kept, or the task
+        does not tell a first one."""
+        task = TASKS.get(str(self.about.get("task")))
+        judge = task.first_correct if isinstance(task, NeedleTask) else None
+        if judge is None or not all(isinstance(row.get(x), str) for row in self.rows for x in ("prediction", "gold")):
             return None
-        return {row["index"]: niah.first_correct(row["prediction"], row["gold"]) for row in self.rows}
+        return {row["index"]: judge(row["prediction"], row["gold"]) for row in self.rows}
 
     @cached_property
     def tokens(self) -> list[int]:
@@ -100,14 +101,16 @@ class Result:
             raise ValueError(f"{self.path}: not finished")
         task, rest = self.about.get("task"), self.path.stem.partition("-")[2]
         named = self.path.stem.partition("-")[0]
-        if named != task or (task in NEEDLES and rest != str(self.about.get("length"))):
+        row = TASKS.get(named)
+        if named != task or (isinstance(row, NeedleTask) and rest != str(self.about.get("length"))):
             raise ValueError(f"{self.path}: expected a result of {self.path.stem}, got one of {task!r}")
-        if task in (*NEEDLES, *DATASETS):
+        if isinstance(row, MeasuredTask):
+            try:
+                row.check(self.result)
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+        elif row is not None:
             self._check_counts()
-        elif task == "positions":
-            bins = self.result.get("bins")
-            if not isinstance(bins, list) or not all(_is_bin(x) for x in bins):
-                raise ValueError(f"{self.path}: expected losses by position, got {bins!r:.60}")
 
     def _check_counts(self) -> None:
         samples, correct = self.result.get("samples"), self.result.get("correct")
@@ -125,10 +128,6 @@ class Result:
             if type(row.get("tokens")) is not int:
                 example, said = row["index"], row.get("tokens")
                 raise ValueError(f"{path}: expected the tokens of a prompt in every line, got {said!r} in {example}")
-
-
-def _is_bin(x: Any) -> bool:
-    return isinstance(x, dict) and all(isinstance(x.get(name), int | float) for name in ("from", "to", "loss"))
 
 
 def plain_or_packed(path: Path) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..eval.recall import DATASETS
 from ..recipes.paper import ARMS
+from .names import RECALL
 from .results import Result, Run, comparable, same_examples
 
 
@@ -64,7 +64,7 @@ def main_task(runs: list[Run]) -> str:
 
 def recall_names(runs: list[Run]) -> list[str]:
     """Names of results of recall tasks. The variant is part of the name, so that no column mixes two."""
-    return sorted({name for run in runs for name in run.results if name.split("-")[0] in DATASETS})
+    return sorted({name for run in runs for name in run.results if name.split("-")[0] in RECALL})
 
 
 def all_comparable(runs: list[Run]) -> None:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..eval.prompts import Options
+from ..eval.options import Options
 from ..eval.run import Evaluation, evaluate
 from ..files import write_json
 from ..layers import Mixer

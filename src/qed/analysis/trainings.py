@@ -18,7 +18,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..eval import niah
+from ..eval.task import NeedleTask
+from ..eval.tasks import of_kind
 from .contrasts import Estimate
 from .results import Result, Run
 from .selection import arms_of, distinct, main_task, needle_lengths
@@ -109,8 +110,9 @@ class Study:
         return main_task(self.runs)
 
     def has_first_answers(self, endpoint: str) -> bool:
-        """Whether the task asks for a number or uuid, so that the first one in an answer can be told."""
-        return self.task(endpoint) in niah.TASKS
+        """Whether what is asked for is such that the first answer can be told."""
+        task = of_kind(NeedleTask).get(self.task(endpoint))
+        return task is not None and task.first_correct is not None
 
     def task(self, endpoint: str) -> str:
         """The task that an endpoint is computed from."""

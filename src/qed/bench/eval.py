@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from ..eval import niah
-from ..eval.prompts import NEEDLE_SAMPLES, Options, check_needles, frozen, needle_prompts
+from ..eval.options import Options
+from ..eval.prompts import NEEDLE_SAMPLES, check_needles, frozen, needle_prompts
 from ..eval.run import evaluate, matching_tokenizer
+from ..eval.tasks import niah
 from ..model.causal_lm import QEDForCausalLM
 from ..model.config import QEDConfig
 from .measuring import Bench, Report, seconds

@@ -149,7 +149,7 @@ def _eval(
 ) -> None:
     """Time S-NIAH-1 on a model with random weights."""
     from ..bench import eval as evaluation
-    from ..eval.prompts import Options
+    from ..eval.options import Options
     from ..model.config import SIZES
 
     choice("--size", size, SIZES)

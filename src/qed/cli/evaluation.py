@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..eval.task import NeedleTask
+from ..eval.tasks import TASKS, of_kind, reading
 from .console import console_for
 from .options import (
     LARGEST_SEED,
@@ -37,7 +39,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..eval.prompts import Options
+    from ..eval.options import Options
 
 commands = typer.Typer()
 
@@ -100,14 +102,12 @@ def _checked(
     data: list[str] | None,
     prompts: Path | None,
 ) -> dict[str, Any]:
-    """Read and check the options that say where examples come from; return them as fields of `eval.prompts.Options`."""
-    from ..eval.run import READ_FILES
-
+    """Read and check the options that say where examples come from; return them as fields of `eval.options.Options`."""
     return {
         "lengths": numbers("--lengths", lengths, 1, LARGEST_SIZE),
         "words": existing("--words", words, folder=True),
         "essays": existing("--essays", essays, folder=False),
-        "data": files(data, [name for name in tasks if name in READ_FILES]),
+        "data": files(data, [name for name in tasks if name in reading("data")]),
         "prompts": None if prompts is None else writable("--prompts", prompts, folder=True),
     }
 
@@ -142,12 +142,12 @@ def _eval(
     device: Device = "auto",
 ) -> None:
     """Evaluate a checkpoint: retrieval, recall, loss by position."""
-    from ..eval.prompts import NEEDLES, Options
-    from ..eval.run import TASKS, evaluate
+    from ..eval.options import Options
+    from ..eval.run import evaluate
 
     console = console_for()
     choice("--harness", harness, ("lm-eval", ""))
-    tasks = names("--task", task, None if harness else NEEDLES if prompts_only else TASKS)
+    tasks = names("--task", task, None if harness else of_kind(NeedleTask) if prompts_only else TASKS)
     options = Options(
         **_checked(tasks, lengths, words, essays, data, prompts),
         samples=samples,
@@ -210,8 +210,7 @@ def _strength(
 ) -> None:
     """Scale a trained model's λ by s, and compare with s = 1, example by example."""
     from ..analysis.strength import sweep
-    from ..eval.prompts import Options
-    from ..eval.run import TASKS
+    from ..eval.options import Options
 
     tasks = names("--task", task or ["niah_single_1"], TASKS)
     chosen = factors("--scales", scales)

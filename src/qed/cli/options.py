@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import tempfile
 from collections.abc import Iterable
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ..eval.task import RecallTask
+from ..eval.tasks import TASKS, of_kind
 
 LARGEST_SEED = 2**32 - 1  # that Python, NumPy and PyTorch all take
 LARGEST_SIZE = 2**24  # tokens or samples; a larger number is a typing mistake
@@ -28,9 +32,7 @@ Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of everyt
 Strength = Annotated[float, typer.Option(help="A factor s on every λ.", callback=finite)]
 Tasks = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Tasks separated by commas, such as niah_single_1, pairs, fda, mqar and positions; a wrong name lists all."
-    ),
+    typer.Option(help=f"One or more of {', '.join(TASKS)}, separated by commas."),
 ]
 Lengths = Annotated[str, typer.Option(help="Context lengths of needle tasks in tokens, separated by commas.")]
 Samples = Annotated[
@@ -54,7 +56,7 @@ Data = Annotated[
     list[str] | None,
     typer.Option(help="TASK=FILE of JSON lines; positions=FOLDER that `qed prepare` wrote. May be given repeatedly."),
 ]
-Variant = Annotated[str, typer.Option(help="How fda, swde and squad_completion are asked: A0, A1 or B.")]
+Variant = Annotated[str, typer.Option(help=f"How {', '.join(of_kind(RecallTask))} are asked: A0, A1 or B.")]
 Prompts = Annotated[Path | None, typer.Option(help="A folder of frozen prompts that runs share.")]
 Batch = Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Prompts at a time.")]
 Heads = Annotated[int, typer.Option(min=1, max=LARGEST_WIDTH, help="Heads of the op.")]
@@ -72,8 +74,9 @@ def choice(option: str, value: str, allowed: Iterable[str]) -> None:
         allowed: All values that are allowed; an empty one stands for leaving the option out.
     """
     if value not in allowed:
-        names = ", ".join(name or "nothing" for name in allowed)
-        raise ValueError(f"{option}: expected one of {names}, got {value!r}")
+        known = [name or "nothing" for name in allowed]
+        nearest = difflib.get_close_matches(value, known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"{option}: expected one of {', '.join(known)}, got {value!r}; the nearest is {nearest}")
 
 
 def device_for(name: str) -> str:

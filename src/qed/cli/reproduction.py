@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..eval.task import NeedleTask, RecallTask
+from ..eval.tasks import of_kind
 from .console import console_for
 from .options import LARGEST_SEED, Device, Words, choice, device_for, existing, files, finite, names, numbers, writable
 
@@ -35,11 +37,13 @@ Haystack = Annotated[
     Path | None, typer.Option(help="The essays of niah_single_2 and _3; without them these tasks are left out.")
 ]
 RecallData = Annotated[
-    list[str] | None, typer.Option(help="TASK=FILE for fda, swde or squad_completion; may be given repeatedly.")
+    list[str] | None, typer.Option(help=f"TASK=FILE for {', '.join(of_kind(RecallTask))}; may be given repeatedly.")
 ]
 Needles = Annotated[
     str,
-    typer.Option(help="Needle tasks separated by commas, instead of the scale's own; niah_multikey_1 is another."),
+    typer.Option(
+        help=f"Some of {', '.join(of_kind(NeedleTask))}, separated by commas, instead of the scale's own tasks."
+    ),
 ]
 Practice = Annotated[
     float | None, typer.Option(help="The share of practice documents in the corpus, instead of the scale's own.")
@@ -81,7 +85,6 @@ def _reproduce(
     device: Device = "auto",
 ) -> None:
     """Run the main job: train the paper's arms, measure them and write the report."""
-    from ..eval.recall import DATASETS
     from ..reproduce import collecting, progress, run
     from ..reproduce.plan import PLANS, Files, rehearsed
 
@@ -93,7 +96,7 @@ def _reproduce(
         tokenizer=tokenizer,
         words=None if existing("--words", words, folder=True) is None else str(words),
         essays=None if existing("--essays", essays, folder=False) is None else str(essays),
-        recall={task: str(path) for task, path in files(data, DATASETS).items()},
+        recall={task: str(path) for task, path in files(data, of_kind(RecallTask)).items()},
     )
     plan = _changed(PLANS[scale](given), arms, seeds, needles, practice, plan_file)
     folder = writable("--out", out or Path("runs") / (f"{scale}-dry-run" if dry_run else scale), folder=True)

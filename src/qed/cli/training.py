@@ -60,8 +60,8 @@ def _prepare(
     ] = 0.0,
 ) -> None:
     """Turn documents into token shards for training."""
+    from ..data.practice import Practice
     from ..data.prepare import prepare
-    from ..eval.practice import Practice
 
     prepare(
         source,

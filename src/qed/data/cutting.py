@@ -44,6 +44,7 @@ May = Callable[[str, str], bool]  # whether a text may be cut between two charac
 
 
 def between_words(left: str, right: str) -> bool:
+    """Whether a text may be cut between two characters, where words are all that counts: after a letter, at a space."""
     return right == " " and left in string.ascii_letters
 
 

@@ -17,8 +17,10 @@ from .shards import TokenShards
 
 
 class Loader:
+    """The rows of a corpus that a process trains on, by the number of the step."""
+
     def __init__(self, shards: TokenShards, *, tokens: int, batch: int, seed: int = 0, rank: int = 0, world: int = 1):
-        """`batch`: rows of the global batch; this process has those of its rank."""
+        """`tokens` of a row, and `batch` rows of the global batch, of which this process has those of its rank."""
         if batch % world:
             raise ValueError(f"batch: expected a multiple of {world} processes, got {batch}")
         self.shards, self.tokens, self.batch, self.seed = shards, tokens, batch, seed
@@ -46,6 +48,7 @@ class ReadAhead:
         self.next: tuple[int, Future[Tensor]] | None = None
 
     def step(self, step: int) -> Tensor:
+        """The rows of a step on the device; begins to read those of the next."""
         read = self.next[1] if self.next and self.next[0] == step else self._begin(step)
         self.next = step + 1, self._begin(step + 1)
         return read.result()
@@ -61,7 +64,14 @@ class ReadAhead:
 
 
 def permuted(place: int, count: int, key: str) -> int:
-    """A permutation of range(count): four Feistel rounds over the next power of four, walked until inside."""
+    """Where a permutation of range(count) puts a place: four Feistel rounds over the next power of four, repeated until
+    the result is inside.
+
+    Args:
+        place: in range(count).
+        count: how many there are.
+        key: which permutation.
+    """
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     keys = hashlib.sha256(key.encode()).digest()

@@ -37,7 +37,9 @@ class Mix(Protocol):
     """A corpus with something mixed in, as a function of it and of what `about` says."""
 
     @property
-    def about(self) -> dict[str, Any]: ...
+    def about(self) -> dict[str, Any]:
+        """What decides the documents that are mixed in, besides the corpus."""
+        ...
 
     def __call__(self, texts: Iterator[str]) -> Iterator[str]: ...
 
@@ -55,8 +57,21 @@ def prepare(
     mix: Mix | None = None,
     console: Console,
 ) -> dict[str, Any]:
-    """Writes `out` and returns its index. The same call on a folder that was not finished goes on; on one that was, it
-    looks whether it is still what was written."""
+    """Writes token shards and returns their index. The same call on an unfinished folder resumes; on a finished one it
+    checks that everything is still what was written.
+
+    Args:
+        source: of documents, as `sources.py` has it.
+        tokenizer: a file; or bpe:N or words:N for one that is trained on the source.
+        out: the folder to write.
+        column: under which a document's text stands, in files that have columns.
+        licence: of the corpus, kept in the index.
+        shard_tokens: after how many tokens a new shard begins.
+        limit: how many documents to take, from the first.
+        part: held:N or rest:N, as `sources.part` has it.
+        mix: something to mix into the documents.
+        console: for progress.
+    """
     asked: dict[str, Any] = {"source": source, "column": column, "tokenizer": tokenizer, "limit": limit}
     asked |= {"shard_tokens": shard_tokens} | ({"part": part} if part else {})
     asked |= {} if mix is None else {"mix": mix.about}
@@ -117,7 +132,7 @@ def _check_tokenizer(out: Path, name: str, before: str, now: Tokenizer) -> None:
 
 
 class _Taken:
-    """sha256 over documents in their order: what a run that goes on has to find again."""
+    """The sha256 over documents in their order, which a run that resumes has to find again."""
 
     def __init__(self) -> None:
         self.sum = hashlib.sha256()

@@ -1,12 +1,12 @@
 """Tokens on disk: files of fixed-width numbers, and an index of what they are.
 
     DIR/index.json         dtype, vocabulary, tokenizer's sha256, source, licence, and every shard's counts and sha256
-    DIR/tokens-00000.bin   tokens one behind the other, documents parted by the end token
+    DIR/tokens-00000.bin   tokens one behind the other, documents separated by the end token
     DIR/starts-00000.bin   where each document starts in it, uint64
     DIR/tokenizer.json
 
 A shard is written under another name and renamed when it is whole; the index comes last, so a folder with an index is
-complete. Until then `progress.json` says how many documents are in finished shards: a run goes on from there.
+complete. Until then `progress.json` says how many documents are in finished shards: a run resumes there.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
+    """A file of tokens, as the index describes it."""
+
     file: str
     tokens: int
     documents: int
@@ -146,4 +148,5 @@ def _identity(index: dict[str, Any]) -> str:
 
 
 def shard_dicts(shards: list[Shard]) -> list[dict[str, Any]]:
+    """Shards as the index has them."""
     return [asdict(shard) for shard in shards]

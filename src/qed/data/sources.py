@@ -2,7 +2,7 @@
 
 corpus.jsonl, .jsonl.gz, .jsonl.xz   one JSON object a line, its text under "text"
 shard.parquet                        the same as columns
-notes.txt, .txt.gz, .txt.xz          documents parted by blank lines
+notes.txt, .txt.gz, .txt.xz          documents separated by blank lines
 a folder                             all such files in it, in the order of their names
 hf:NAME[:CONFIG][:SPLIT]             a dataset of the Hugging Face hub, streamed (needs the `data` extra)
 synthetic:N[:SEED]                   N built-in documents (`synthetic.py`)
@@ -55,7 +55,7 @@ def check(source: str, column: str = "text") -> None:
 
 
 def identity(source: str) -> dict[str, str]:
-    """sha256 of every file of a source by its name; of a dataset of the hub and of built-in documents nothing."""
+    """The sha256 of every file of a source by its name; none for a dataset of the hub and for built-in documents."""
     if source.startswith(("hf:", "synthetic:")):
         return {}
     base, found = Path(source), {}
@@ -67,7 +67,8 @@ def identity(source: str) -> dict[str, str]:
 
 
 def part(texts: Iterator[str], which: str) -> Iterator[str]:
-    """held:N, one document in N, told by its hash; rest:N, all others; all of them if `which` is empty."""
+    """The documents of a part: held:N is one document in N, chosen by its hash, rest:N is all others, and an empty name
+    is all of them."""
     if not which:
         return texts
     kind, _, number = which.partition(":")
@@ -81,6 +82,7 @@ def part(texts: Iterator[str], which: str) -> Iterator[str]:
 
 
 def files(source: str) -> list[Path]:
+    """The files of a source that is a file or a folder, in the order of their names."""
     path = Path(source)
     found = sorted(x for x in path.rglob("*") if _kind(x) in KINDS) if path.is_dir() else [path]
     if not path.exists():

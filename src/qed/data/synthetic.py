@@ -35,17 +35,24 @@ KEYS, VALUES = _words(192)[:128], _words(192)[128:]
 
 
 def talk(draw: random.Random) -> str:
+    """A sentence without a fact."""
     text = f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)}."
     return text[0].upper() + text[1:]
 
 
 def size(sentences: list[str]) -> int:
-    """In words, full stops among them."""
+    """How many words sentences have, full stops among them."""
     return sum(sentence.count(" ") + 2 for sentence in sentences)
 
 
 def passage(draw: random.Random, words: int, taken: int = 0) -> tuple[list[str], dict[str, str]]:
-    """Sentences and the facts among them, each once; `taken` words are left free."""
+    """Sentences, and the facts that are told among them, each once.
+
+    Args:
+        draw: where everything random comes from.
+        words: of the passage, which decide how many facts it has.
+        taken: words that are left free for questions.
+    """
     facts = {key: draw.choice(VALUES) for key in draw.sample(KEYS, min(len(KEYS), 1 + words // SPACING))}
     told = [f"Remember {key} {value}." for key, value in facts.items()]
     room, sentences = words - taken - size(told), []
@@ -58,6 +65,7 @@ def passage(draw: random.Random, words: int, taken: int = 0) -> tuple[list[str],
 
 
 def document(index: int, seed: int = 0) -> str:
+    """The document of a number and a seed."""
     draw = random.Random(f"{seed}/{index}")
     words = round(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
     questions = QUESTIONS * (1 + words // SPACING)
@@ -70,6 +78,7 @@ def document(index: int, seed: int = 0) -> str:
 
 
 def documents(count: int, seed: int = 0) -> Iterator[str]:
+    """The first documents of a seed."""
     return (document(i, seed) for i in range(count))
 
 

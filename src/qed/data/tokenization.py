@@ -26,7 +26,7 @@ def is_trained(name: str) -> bool:
 
 
 def load(name: str, texts: Iterable[str] = ()) -> Tokenizer:
-    """`name`: a .model or .json file, or bpe:N or words:N to make one of `texts`."""
+    """The tokenizer in a .model or .json file, or one made of `texts` if `name` is bpe:N or words:N."""
     if is_trained(name):
         kind, _, size = name.partition(":")
         return {BYTE_LEVEL: train, WORDS: words}[f"{kind}:"](texts, int(size))
@@ -72,6 +72,7 @@ def words(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 def from_sentencepiece(path: Path) -> Tokenizer:
+    """The tokenizer of a SentencePiece model, which gives the same tokens."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -109,7 +110,7 @@ def ends(tokenizer: Tokenizer) -> tuple[int | None, int]:
         found = tokenizer.token_to_id(name)
         if found is not None:
             return begin, found
-    raise ValueError(f"--tokenizer: expected one with a token </s>, {END} or <|endoftext|> to part documents")
+    raise ValueError(f"--tokenizer: expected one with a token </s>, {END} or <|endoftext|> to separate documents")
 
 
 def identity(tokenizer: Tokenizer) -> str:

@@ -1,7 +1,7 @@
 """What a model says after a prompt: greedy, many prompts at a time, any length in bounded memory.
 
-Prompts of a batch are padded on the left, which is inert (`Sequences`), and read piece by piece: a recurrent state has
-the same size after 32 or 32,768 tokens. Then all go on token by token on the fast path.
+Prompts of a batch are padded on the left, which changes nothing (`Sequences`), and read piece by piece: a recurrent
+state has the same size after 32 or 32,768 tokens. Then all are continued token by token on the fast path.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from ..model.cache import QEDCache
 from ..model.causal_lm import QEDForCausalLM
 from ..model.decoding import Sampling, continued
 
-PIECE_TOKENS = 65_536  # that are in the model at once while prompts are read
+PIECE_TOKENS = 65_536  # tokens of all prompts together that the model reads at once
 
 
 @torch.no_grad()
 def read(model: QEDForCausalLM, prompts: list[list[int]]) -> tuple[torch.Tensor, QEDCache]:
-    """The last logits [B, vocabulary] after each prompt, and where the model is."""
+    """The last logits [B, vocabulary] after each prompt, and the cache from which to continue."""
     if not all(prompts):
         raise ValueError("a prompt: expected at least one token, got none")
     device = model.lm_head.weight.device
@@ -45,8 +45,15 @@ def read(model: QEDForCausalLM, prompts: list[list[int]]) -> tuple[torch.Tensor,
 def answers(
     model: QEDForCausalLM, prompts: list[list[int]], *, new_tokens: int, ends: set[int], batch: int
 ) -> list[list[int]]:
-    """New tokens after every prompt, up to one of `ends` or `new_tokens` of them. One batch of at most `batch` prompts;
-    on a GPU it is filled up, since decoding is captured for a number of rows."""
+    """The new tokens after every prompt, up to the first end.
+
+    Args:
+        model: which generates.
+        prompts: tokens of each; all are one batch.
+        new_tokens: how many at most are generated after each.
+        ends: tokens that end an answer, and do not belong to it.
+        batch: to how many rows the batch is filled up on a GPU, where decoding is captured for a number of rows.
+    """
     count = len(prompts)
     if model.lm_head.weight.is_cuda:
         prompts = prompts + [prompts[-1]] * (batch - count)

@@ -1,7 +1,8 @@
-"""The lm-eval harness on our checkpoints: its own tasks, its own scoring, data from files.
+"""The lm-eval harness on our checkpoints: its own tasks and scoring, with data from files.
 
-The model is its "qed", an `HFLM` that knows our tokenizer files and by default cuts no prompt. RULER's tasks make their
-prompts themselves; where they or others would load a data set from a hub, files of --data and --essays are read.
+Our model is registered there as "qed", an `HFLM` that knows our tokenizer files and by default cuts no prompt. RULER's
+tasks make their prompts themselves; where they or others would load a data set from a hub, files of --data and --essays
+are read.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from ..files import write_json
 from ..model.base import weights_dtype
 from ..model.loading import load
 from ..provenance import environment, git_state
-from . import niah, recall
 from .records import digest, lines, numbered_lines, text_digest, write_lines
+from .task import RecallTask, checked_golds
+from .tasks import niah, of_kind
 
 if TYPE_CHECKING:
-    from .prompts import Options
+    from .options import Options
 
 LONGEST = 33_024  # 32K, and room for the answer
 ESSAYS = "baber/paul_graham_essays"
 
 
 def as_transformers(tokenizer: Any) -> Any:
-    """With names for the tokens a document begins and ends with, which tokenizer.json does not say."""
+    """A transformers tokenizer that knows which tokens a document begins and ends with, unlike tokenizer.json."""
     from transformers import PreTrainedTokenizerFast
 
     begin, end = tokenization.ends(tokenizer)
@@ -46,7 +48,7 @@ def as_transformers(tokenizer: Any) -> Any:
 
 @lru_cache
 def harness_model() -> Any:
-    """The class, registered under "qed"."""
+    """The class of our models in lm-eval, registered there as "qed"."""
     try:
         from lm_eval.api.registry import register_model
         from lm_eval.models.huggingface import HFLM
@@ -65,16 +67,16 @@ def harness_model() -> Any:
 
 @contextmanager
 def data_from_files(options: Options) -> Iterator[None]:
-    """In place of the hub's data sets, the files that are given."""
+    """Lets lm-eval read the files that are given in place of the hub's data sets."""
     import datasets
     from lm_eval.tasks.ruler import prepare_niah
 
     whole, sentences = datasets.load_dataset, prepare_niah.sent_tokenize
 
     def load(path: str, *args: Any, **named: Any) -> Any:
-        for task, name in recall.DATASETS.items():
-            if path == name and task in options.data:
-                found = datasets.Dataset.from_list(list(lines(options.data[task])))
+        for name, task in of_kind(RecallTask).items():
+            if path == task.dataset and name in options.data:
+                found = datasets.Dataset.from_list(list(lines(options.data[name])))
                 return datasets.DatasetDict({"validation": found})
         if path == ESSAYS and options.essays is not None:
             return datasets.Dataset.from_list([{"text": niah.essays(options.essays)}])
@@ -112,7 +114,7 @@ def _check(checkpoint: Path, tasks: list[str], options: Options) -> None:
         rows = 0
         for number, row in numbered_lines(path):
             rows += 1
-            recall.checked((row.get("value"),), f"{path}:{number}")
+            checked_golds((row.get("value"),), f"{path}:{number}")
         if not rows:
             raise ValueError(f"{path}: expected examples of {task}, got none")
 
@@ -120,7 +122,17 @@ def _check(checkpoint: Path, tasks: list[str], options: Options) -> None:
 def run(
     checkpoint: Path, tasks: list[str], options: Options, *, out: Path, device: str, console: Console
 ) -> dict[str, Any]:
-    """lm-eval's results, and its samples beside them. Files, names of tasks and the tokenizer are looked at first."""
+    """Runs lm-eval, writes its results with its samples beside them, and returns the results. Files, names of tasks and
+    the tokenizer are checked first.
+
+    Args:
+        checkpoint: a folder that save_pretrained wrote, with a tokenizer.json.
+        tasks: names of lm-eval's tasks.
+        options: lengths, samples, files, batch and strength.
+        out: the folder for results.
+        device: where the model runs.
+        console: for the table.
+    """
     make = harness_model()
     _check(checkpoint, tasks, options)
     language_model = make(str(checkpoint), options.strength, device, batch_size=options.batch)

@@ -1,7 +1,7 @@
-"""Results packed, to be kept: a folder's answers in one file, and what all runs share of their prompts in another.
+"""Results packed to be kept: a folder's answers in one file, and what all runs say alike of their prompts in another.
 
-    BASE/runs/NAME/eval/answers.jsonl.xz    a line a result: name, summary, prediction and score of every example
-    BASE/examples.jsonl.xz                  a line a set of prompts: all else that results say of its examples
+    BASE/runs/NAME/eval/answers.jsonl.xz    a line for each result: name, summary, every prediction and its score
+    BASE/examples.jsonl.xz                  a line for each set of prompts: all else that results say of its examples
 
 A line of TASK-LENGTH.jsonl is the two put together, and `qed report` reads either form. Many trainings answer the same
 prompts, so that most of what their lines say is the same: packed like this they take less than a third.
@@ -25,30 +25,32 @@ Rows = list[dict[str, Any]]
 
 
 def compressed(rows: Iterable[dict[str, Any]]) -> bytes:
+    """Objects as the content of a .jsonl.xz."""
     text = "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows)
     return lzma.compress(text.encode(), preset=9)
 
 
 class Examples:
-    """What is said of the prompts of all results under a folder, each set once."""
+    """What is said of the prompts of all results under a folder, once for each set of prompts."""
 
     def __init__(self, base: Path):
         self.path = base / EXAMPLES
         self.known = dict(_read(self.path, self.path.stat().st_mtime_ns)) if self.path.exists() else {}
 
     def add(self, prompts: str, rows: Rows) -> None:
-        """The same prompts must be described alike by all runs."""
+        """Adds what a run's lines say of a set of prompts; ValueError if another run said something else of it."""
         said = [{name: x for name, x in row.items() if name not in OWN} for row in rows]
         if self.known.setdefault(prompts, said) != said:
             raise ValueError(f"{self.path}: expected the same of prompts {prompts} from every run, got something else")
 
     def compressed(self) -> bytes:
+        """The content of the file of examples."""
         return compressed({"prompts": name, "examples": x} for name, x in sorted(self.known.items()))
 
 
 @lru_cache
 def _read(path: Path, changed: int) -> dict[str, Rows]:
-    """`changed` is when the file was, so that another one is read again."""
+    """The examples in a file. `changed` is the time of its last change, so that a changed file is read again."""
     del changed
     return {row["prompts"]: row["examples"] for row in lines(path)}
 
@@ -59,14 +61,21 @@ def packable(summary: dict[str, Any], rows: Rows) -> bool:
 
 
 def packed(name: str, summary: dict[str, Any], rows: Rows, examples: Examples) -> dict[str, Any]:
-    """The line of a result."""
+    """The line of a result in a folder's file of answers.
+
+    Args:
+        name: of the result, such as "niah_single_1-4096".
+        summary: the content of its .json.
+        rows: the lines of its .jsonl, in any order.
+        examples: to which is added what the lines say of the prompts.
+    """
     ordered = sorted(rows, key=lambda row: row["index"])
     examples.add(summary["about"]["prompts"], ordered)
     return {"name": name, "summary": summary, "answers": [[row["prediction"], row["correct"]] for row in ordered]}
 
 
 def unpacked(folder: Path) -> dict[str, tuple[dict[str, Any], Rows]]:
-    """Summary and lines of all results of a folder, by name; none if it has no packed ones."""
+    """The summaries and lines of all packed results of a folder, by name."""
     path = folder / ANSWERS
     if not path.exists():
         return {}

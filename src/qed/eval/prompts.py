@@ -1,9 +1,10 @@
-"""Examples ready to be read: needle tasks' are drawn once and kept ("frozen"), recall tasks' come from their files.
+"""Prompts that a model can read. Those of needle tasks are drawn once and kept ("frozen"), those of recall tasks come
+from their files.
 
 A frozen set is three files of one name: .jsonl has the prompts and answers, .npz the prompts' tokens, and .json, which
 is written last, says what decided them and has the sha256 of the other two. Whenever the set is used both are compared
 with it, so that an edited prompt is noticed. A set without sha256, of an earlier version or of a run that was killed,
-is drawn once more, which the same settings always do alike, and must be what is there.
+is drawn once more, which always gives the same for the same settings, and must be equal to what is there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,54 +23,17 @@ from tokenizers import Tokenizer
 
 from ..data import tokenization
 from ..files import read_json, write_json
-from . import keys, niah, pairs, recall
-from .records import (
-    digest,
-    file_digest,
-    numbered_lines,
-    read_rows,
-    text_digest,
-    write_lines,
-    write_rows,
-)
+from .options import Options
+from .records import digest, file_digest, numbered_lines, read_rows, write_lines, write_rows
+from .task import NeedleTask, RecallTask, checked_golds
+from .tasks import named, of_kind
 
-NEEDLE_SAMPLES = 500
-NEEDLES = (*niah.TASKS, pairs.TASK)  # tasks that have lengths
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What decides which examples there are and what counts as their answer."""
-
-    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768)
-    samples: int | None = None  # None: 500 of needle tasks, all of others, 64 rows for `positions`
-    seed: int = 42
-    sizing: str = "linear"
-    words: Path | None = None
-    essays: Path | None = None
-    data: dict[str, Path] = field(default_factory=dict)
-    variant: str = "A1"
-    context: int = 2048  # of variant B
-    max_length: int | None = None  # of variants A: longer prompts lose their beginning
-    bos: bool = True  # where the tokenizer has one
-    batch: int = 64
-    strength: float = 1.0
-    prompts: Path | None = None  # where frozen prompts are kept, if not with the results
-
-    def __post_init__(self) -> None:
-        if not self.lengths:
-            raise ValueError("--lengths: expected one or more, got none")
-        if self.samples is not None and self.samples < 1:
-            raise ValueError(f"--samples: expected 1 or more, got {self.samples}")
-        if self.sizing not in niah.SIZINGS:
-            raise ValueError(f"--sizing: expected one of {', '.join(niah.SIZINGS)}, got {self.sizing!r}")
-        if self.variant not in recall.VARIANTS:
-            raise ValueError(f"--variant: expected one of {', '.join(recall.VARIANTS)}, got {self.variant!r}")
+NEEDLE_SAMPLES = 500  # unless --samples says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """An example ready to be read."""
+    """An example as a model reads it, and the answers that are right."""
 
     ids: list[int]
     text: str
@@ -77,34 +41,23 @@ class Prompt:
     more: dict[str, Any]  # kept with the prediction
 
 
-class Needles:
+class FrozenPrompts:
     """The samples of a needle task at one length: what decides them, where they are kept, how they are drawn."""
 
-    def __init__(self, task: str, length: int, options: Options, tokenizer: Tokenizer, out: Path):
-        least = pairs.SHORTEST if task == pairs.TASK else niah.SHORTEST
-        if length < least:
-            raise ValueError(f"--lengths: expected {least} or more, got {length}")
+    def __init__(self, task: NeedleTask, length: int, options: Options, tokenizer: Tokenizer, out: Path):
+        if length < task.shortest:
+            raise ValueError(f"--lengths: expected {task.shortest} or more, got {length}")
         self.task, self.length, self.options, self.tokenizer = task, length, options, tokenizer
         self.samples = NEEDLE_SAMPLES if options.samples is None else options.samples
         self.recent: dict[str, list[int]] = {}  # tokens of the last texts that were counted: a sample is one of them
+        self.draws = task.draws(options)
         self.about: dict[str, Any] = {
-            **{"task": task, "length": length, "samples": self.samples, "seed": options.seed},
+            **{"task": task.name, "length": length, "samples": self.samples, "seed": options.seed},
             **{"tokenizer": tokenization.identity(tokenizer), "format": 1},
+            **self.draws.about,
         }
-        if task != pairs.TASK:
-            self._load_haystack()
-        name = f"{task}-{length}-{digest(self.about)[:12]}.jsonl"
+        name = f"{task.name}-{length}-{digest(self.about)[:12]}.jsonl"
         self.path = (options.prompts or out / "prompts") / name
-
-    def _load_haystack(self) -> None:
-        text, splitter, self.haystack = "", "none", niah.Haystack()
-        self.keys = keys.load(self.options.words)
-        if niah.TASKS[self.task].haystack == "essay":
-            text = niah.essays(self.options.essays)
-            split, splitter = niah.splitter()
-            self.haystack = niah.Haystack(text=text) if split is None else niah.Haystack(text=text, split=split)
-        self.about |= {"sizing": self.options.sizing, "keys": self.keys.identity()}
-        self.about |= {"essays": text_digest(text) if text else None, "sentences": splitter}
 
     def _count(self, texts: list[str]) -> list[int]:
         self.recent.clear()
@@ -112,31 +65,18 @@ class Needles:
         return [len(self.recent[text]) for text in texts]
 
     def draw(self, samples: int) -> Iterator[tuple[dict[str, Any], list[int]]]:
-        """The first ones: a line of the .jsonl each, and the prompt's tokens."""
-        seed = self.options.seed
-        if self.task == pairs.TASK:
-            found = pairs.generate(self.length, samples=samples, count=self._count, seed=seed)
-        else:
-            found = niah.generate(
-                niah.TASKS[self.task],
-                self.length,
-                samples=samples,
-                keys=self.keys,
-                haystack=self.haystack,
-                count=self._count,
-                seed=seed,
-                sizing=self.options.sizing,
-            )
-        for sample in found:
+        """The first samples: of each a line of the .jsonl, and the prompt's tokens."""
+        for sample in self.draws.samples(self.length, samples, self._count, self.options.seed):
             yield asdict(sample), self.recent[sample.prompt]
 
     @property
     def parts(self) -> tuple[Path, Path]:
+        """The files of prompts and of their tokens."""
         return self.path, self.path.with_suffix(".npz")
 
     def verify(self) -> bool:
-        """True if the set is there, whole and as it was frozen; False if it has yet to be made or compared; edited
-        files raise."""
+        """Whether the set is there, whole and as it was frozen. False if it has yet to be made or compared; a file that
+        was edited raises ValueError."""
         if not self.path.with_suffix(".json").exists():
             return False
         kept = read_json(self.path.with_suffix(".json"), "what `qed eval` says about frozen prompts").get("sha256")
@@ -153,7 +93,7 @@ class Needles:
         return True
 
     def freeze(self, console: Console) -> None:
-        """Draw all samples and write them, or compare them with what is there."""
+        """Draws all samples and writes them, or compares them with what is there."""
         ids: list[list[int]] = []
 
         def rows(found: Iterable[tuple[dict[str, Any], list[int]]]) -> Iterator[dict[str, Any]]:
@@ -162,7 +102,7 @@ class Needles:
                 yield row
 
         with progress(console) as bar:
-            shown = f"{self.task} {self.length}: prompts"
+            shown = f"{self.task.name} {self.length}: prompts"
             drawn = rows(bar.track(self.draw(self.samples), total=self.samples, description=shown))
             if self.path.exists():
                 self._compare(drawn)
@@ -192,22 +132,44 @@ class Needles:
 
 
 def check_needles(tasks: list[str], options: Options, tokenizer: Tokenizer) -> None:
-    """Before anything runs: words and essays are there, and the shortest length has room for a sample."""
+    """Raises ValueError, before anything runs, unless words and essays are there and the shortest length has room.
+
+    Args:
+        tasks: names; those of other than needle tasks are not looked at.
+        options: files and lengths.
+        tokenizer: of the model that will be asked.
+    """
+    known, one = of_kind(NeedleTask), dataclasses.replace(options, samples=1)
     for task in tasks:
-        if task in NEEDLES:
-            one = dataclasses.replace(options, samples=1)
-            next(iter(Needles(task, min(options.lengths), one, tokenizer, Path()).draw(1)))
+        if task in known:
+            next(iter(FrozenPrompts(known[task], min(options.lengths), one, tokenizer, Path()).draw(1)))
 
 
 def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: Path, console: Console) -> Path:
-    """The file of a needle task's samples, made unless it is there."""
-    found = Needles(task, length, options, tokenizer, out)
+    """The file of a needle task's prompts, which is made unless it is there.
+
+    Args:
+        task: the name of a needle task.
+        length: in tokens.
+        options: what decides the prompts.
+        tokenizer: of the model that will be asked.
+        out: the folder of results, in which prompts are kept unless options name another folder.
+        console: for the progress bar.
+    """
+    found = FrozenPrompts(named(task, NeedleTask), length, options, tokenizer, out)
     if not found.verify():
         found.freeze(console)
     return found.path
 
 
 def needle_prompts(path: Path, tokenizer: Tokenizer, options: Options) -> Iterator[Prompt]:
+    """The prompts of a frozen set.
+
+    Args:
+        path: the set's .jsonl.
+        tokenizer: of the model that will be asked.
+        options: whether prompts begin with the tokenizer's <s>.
+    """
     tokens = read_rows(path.with_suffix(".npz"))
     rows = list(numbered_lines(path))
     if len(rows) != len(tokens):
@@ -218,30 +180,34 @@ def needle_prompts(path: Path, tokenizer: Tokenizer, options: Options) -> Iterat
             raise ValueError(f"{path}:{number}: expected a prompt, its answer and depth, got no {missing[0]}")
         if row.get("tokens") != len(ids):
             raise ValueError(f"{path}:{number}: expected {row.get('tokens')} tokens in its .npz, got {len(ids)}")
-        golds, more = recall.checked((row["answer"],), f"{path}:{number}"), {"depth": row["depth"]}
+        golds, more = checked_golds((row["answer"],), f"{path}:{number}"), {"depth": row["depth"]}
         if (place := row["prompt"].find(row["answer"])) >= 0:
             # Tokens from the needle to the end of the prompt, were all its characters spread evenly over its tokens.
             more["distance"] = round(len(ids) * (1 - place / len(row["prompt"])))
         yield Prompt(ids=_with_bos(ids, tokenizer, options), text=row["prompt"], golds=golds, more=more)
 
 
-def recall_prompts(task: str, tokenizer: Tokenizer, options: Options) -> tuple[list[Prompt], dict[str, Any]]:
-    """Prompts, and how many golds are still in them."""
+def recall_prompts(task: RecallTask, tokenizer: Tokenizer, options: Options) -> tuple[list[Prompt], dict[str, Any]]:
+    """The prompts of a recall task; and what is said of them: how many still have their gold, how many were cut.
+
+    Args:
+        task: whose file or data set is read.
+        tokenizer: of the model that will be asked.
+        options: file, variant and lengths.
+    """
     rows, where = _rows(task, options)
     found = []
     golds, truncated, forms = 0, 0, dict.fromkeys(("as given", "cue added", "question"), 0)
-    made = recall.examples(
-        task, rows, variant=options.variant, tokenizer=tokenizer, context=options.context, where=where
-    )
+    made = task.examples(rows, variant=options.variant, tokenizer=tokenizer, context=options.context, where=where)
     for example in islice(made, options.samples):
         ids, text = tokenizer.encode(example.prompt, add_special_tokens=False).ids, example.prompt
         if not ids:
             raise ValueError(f"{where}: expected text in every example, got none in that of {example.document}")
-        limit = None if options.max_length is None else options.max_length - recall.NEW_TOKENS
+        limit = None if options.max_length is None else options.max_length - task.new_tokens
         if limit is not None and options.variant != "B" and len(ids) > limit:
             ids, truncated = ids[-limit:], truncated + 1
             text = tokenizer.decode(ids)
-        golds += recall.survives(text, example.golds)
+        golds += survives(text, example.golds)
         forms[example.form] += 1
         more = {"document": example.document, "form": example.form}
         found.append(Prompt(ids=_with_bos(ids, tokenizer, options), text=text, golds=example.golds, more=more))
@@ -249,28 +215,35 @@ def recall_prompts(task: str, tokenizer: Tokenizer, options: Options) -> tuple[l
         raise ValueError(f"{where}: expected examples, got none")
     log: dict[str, Any] = {"golds_in_prompt": golds, "truncated": truncated}
     log["forms"] = {k: v for k, v in forms.items() if v}
-    if task not in options.data:
+    if task.name not in options.data:
         log["dataset"] = where  # by which reports tell it from a file that only resembles it
     return found, log
 
 
-def _rows(task: str, options: Options) -> tuple[Iterable[tuple[int, dict[str, Any]]], str]:
-    path = options.data.get(task)
+def survives(prompt: str, golds: tuple[str, ...]) -> bool:
+    """Whether there is anything to recall: a gold stands in the prompt."""
+    return any(gold.lower() in prompt.lower() for gold in golds)
+
+
+def _rows(task: RecallTask, options: Options) -> tuple[Iterable[tuple[int, dict[str, Any]]], str]:
+    """The numbered rows of a task's file or data set, and its name."""
+    path, name = options.data.get(task.name), task.dataset
     if path is not None:
         return numbered_lines(path), str(path)
-    name = recall.DATASETS[task]
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise ValueError(f"--data: expected {task}=FILE, or the `data` extra to read {name}; got neither") from error
+        raise ValueError(
+            f"--data: expected {task.name}=FILE, or the `data` extra to read {name}; got neither"
+        ) from error
     try:
         return enumerate(load_dataset(name, split="validation"), 1), name
     except (OSError, ValueError, RuntimeError) as error:  # no network, or none that leads there
-        raise ValueError(f"--data: expected {task}=FILE, or {name} from the hub; got neither: {error}") from error
+        raise ValueError(f"--data: expected {task.name}=FILE, or {name} from the hub; got neither: {error}") from error
 
 
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Over all cores."""
+    """Tokens of texts, found on all cores."""
     return [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
@@ -280,5 +253,6 @@ def _with_bos(ids: list[int], tokenizer: Tokenizer, options: Options) -> list[in
 
 
 def progress(console: Console) -> Progress:
+    """A bar that shows how many of how many are done, and the time that has passed and is left."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console)

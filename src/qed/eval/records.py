@@ -1,9 +1,9 @@
-"""Files of an evaluation: examples frozen before, predictions one line each, a summary with where it all came from.
+"""Files of an evaluation: frozen examples, a line for every prediction, and a summary that says where it all came from.
 
 OUT/prompts/TASK-LENGTH-HASH.jsonl    prompt, answer, tokens, depth; HASH of all that decided them
-OUT/prompts/TASK-LENGTH-HASH.npz      the prompts' tokens, so that they are found once
+OUT/prompts/TASK-LENGTH-HASH.npz      the prompts' tokens, so that prompts are tokenised once
 OUT/prompts/TASK-LENGTH-HASH.json     all that decided them, and the sha256 of both files
-OUT/NAME.jsonl                        one line an example, in the order they were done
+OUT/NAME.jsonl                        a line for every example, in the order they were done
 OUT/NAME.json                         what is being evaluated, written first; the result, when all are done
 """
 
@@ -23,25 +23,28 @@ from ..files import read_json, replacing, write_bytes, write_json
 
 
 def digest(value: Any) -> str:
+    """The sha256 of anything that JSON can hold."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def text_digest(text: str) -> str:
+    """The sha256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
+    """The sha256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a .jsonl or .jsonl.xz; an error names the line."""
+    """The objects of a .jsonl or .jsonl.xz; an error names the line."""
     return (row for _, row in numbered_lines(path))
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The same, with the number of each line in the file."""
+    """The objects of a .jsonl or .jsonl.xz, each with the number of its line in the file."""
     if not path.is_file():
         raise ValueError(f"{path}: expected a file of JSON lines, got none")
     with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8") as file:
@@ -71,7 +74,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
 
 
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """All or nothing."""
+    """Writes objects as a .jsonl; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         for row in rows:
@@ -79,7 +82,7 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def write_rows(path: Path, rows: list[list[int]]) -> None:
-    """Rows of tokens, all or nothing."""
+    """Writes rows of tokens as a .npz; the file appears whole or not at all."""
     with replacing(path) as file:
         np.savez(
             file, tokens=np.concatenate([np.array(x, np.uint32) for x in rows]), sizes=np.array(list(map(len, rows)))
@@ -87,6 +90,7 @@ def write_rows(path: Path, rows: list[list[int]]) -> None:
 
 
 def read_rows(path: Path) -> list[list[int]]:
+    """The rows of tokens that `write_rows` wrote."""
     try:
         with np.load(path, allow_pickle=False) as file:
             tokens, sizes = file["tokens"], file["sizes"]
@@ -111,7 +115,13 @@ def by_index(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def check_same(out: Path, name: str, about: dict[str, Any]) -> None:
-    """Refuse to go on with another evaluation's results."""
+    """Raises ValueError if the results that are there already are of another evaluation.
+
+    Args:
+        out: the folder of results.
+        name: of the result.
+        about: what decides its predictions now.
+    """
     path = out / f"{name}.json"
     if not path.exists():
         return
@@ -126,10 +136,10 @@ def check_same(out: Path, name: str, about: dict[str, Any]) -> None:
 
 
 class Results:
-    """Appends predictions; goes on where an earlier run of the same evaluation stopped."""
+    """The files of one result: predictions are appended, and a run of the same evaluation that stopped is resumed."""
 
     def __init__(self, out: Path, name: str, about: dict[str, Any], provenance: dict[str, Any]):
-        """`about` decides the predictions and must be the same when a run is taken up again; `provenance` is kept."""
+        """`about` decides the predictions and must be the same when a run is resumed; `provenance` is only kept."""
         self.path, self.summary = out / f"{name}.jsonl", out / f"{name}.json"
         self.head = {"about": about, "provenance": provenance}
         check_same(out, name, about)
@@ -139,7 +149,7 @@ class Results:
         self.rows = self._before()
 
     def _before(self) -> dict[int, dict[str, Any]]:
-        """What is there already; a last line that was cut off is dropped."""
+        """The predictions that are there already; a last line that is not whole is dropped."""
         if not self.path.exists():
             return {}
         data = self.path.read_bytes()
@@ -149,11 +159,13 @@ class Results:
         return by_index(self.path)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
+        """Appends predictions."""
         with self.path.open("a", encoding="utf-8") as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self.rows |= {row["index"]: row for row in rows}
 
     def finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Writes the summary with the result, and returns the result."""
         write_json(self.summary, self.head | {"result": result})
         return result

@@ -1,10 +1,10 @@
-"""`qed eval`: frozen examples, predictions, scores. Everything that is read is looked at before the first task runs."""
+"""`qed eval`: frozen examples, predictions, scores. Everything that is read is checked before the first task runs."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,25 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from ..data import tokenization
-from ..data.shards import TokenShards
 from ..locks import held
 from ..model.base import weights_dtype
 from ..model.causal_lm import QEDForCausalLM
 from ..model.loading import load
 from ..ops import explain
 from ..provenance import provenance
-from . import mqar, niah, pairs, positions, recall
 from .answers import answers
-from .prompts import NEEDLES, Needles, Options, Prompt, check_needles, frozen, needle_prompts, progress, recall_prompts
+from .options import Options
+from .prompts import FrozenPrompts, Prompt, check_needles, frozen, needle_prompts, progress, recall_prompts
 from .records import Results, check_same, digest, text_digest
+from .task import Judge, MeasuredTask, NeedleTask, RecallTask, Task
+from .tasks import TASKS, named
 
-POSITION_ROWS = 64
-READ_FILES = (*recall.DATASETS, "positions")  # tasks that --data names files of
-TASKS = (*NEEDLES, *recall.DATASETS, "mqar", "positions")
 Job = Callable[[], dict[str, Any]]
 
 
 class Evaluation:
+    """A checkpoint with its tokenizer, and what is to be asked of it."""
+
     def __init__(self, checkpoint: Path, tokenizer: str | None, options: Options, device: str, console: Console):
         if not checkpoint.is_dir():
             raise ValueError(f"CHECKPOINT: expected a folder that save_pretrained wrote, got {checkpoint}")
@@ -44,7 +44,7 @@ class Evaluation:
         size, vocabulary = self.model.config.vocab_size, self.tokenizer.get_vocab_size()
         if vocabulary > size:
             raise ValueError(f"--tokenizer: expected at most the model's {size} tokens, got {vocabulary}")
-        self.about = {
+        self.about: dict[str, Any] = {
             **{"checkpoint": _weights(checkpoint), "tokenizer": tokenization.identity(self.tokenizer)},
             **{"strength": options.strength, "dtype": str(self.dtype), "bos": options.bos, "batch": options.batch},
         }
@@ -54,104 +54,66 @@ class Evaluation:
         self.provenance = provenance(device) | {"folder": str(checkpoint), "impl": explain(q, q, q, v).route}
 
     def jobs(self, tasks: list[str], out: Path) -> dict[str, Job]:
-        """What is to be done, by the result's name. All that can be wrong with files, options or earlier results in
-        `out` is found here, before anything is run or written."""
+        """What is to be done, by the result's name. Whatever is wrong with files, options or earlier results in `out`
+        raises here, before anything is run or written."""
+        chosen = [named(task, Task) for task in tasks]
         check_needles(tasks, self.options, self.tokenizer)
-        found: dict[str, Job] = {}
-        for task in tasks:
-            if task in NEEDLES:
-                for length in self.options.lengths:
-                    found[f"{task}-{length}"] = self._needles(task, length, out)
-            elif task in recall.DATASETS:
-                found[f"{task}-{self.options.variant}"] = self._recall(task, out)
-            else:
-                found[task] = {"mqar": self._mqar, "positions": self._positions}[task](out)
-        return found
+        return {name: job for task in chosen for name, job in self._jobs_of(task, out)}
 
-    def _needles(self, task: str, length: int, out: Path) -> Job:
-        samples = Needles(task, length, self.options, self.tokenizer, out)
+    def _jobs_of(self, task: Task, out: Path) -> Iterator[tuple[str, Job]]:
+        if isinstance(task, NeedleTask):
+            for length in self.options.lengths:
+                yield self._needles(task, length, out)
+        elif isinstance(task, RecallTask):
+            yield self._recall(task, out)
+        elif isinstance(task, MeasuredTask):
+            yield self._measured(task, out)
+        else:
+            kinds = "a NeedleTask, a RecallTask or a MeasuredTask"
+            raise TypeError(f"{task.name}: expected {kinds}, got a {type(task).__name__}")
+
+    def _needles(self, task: NeedleTask, length: int, out: Path) -> tuple[str, Job]:
+        samples = FrozenPrompts(task, length, self.options, self.tokenizer, out)
         samples.verify()
-        about = {"task": task, "length": length, "sizing": self.options.sizing, "prompts": samples.path.name}
-        judge = pairs.correct if task == pairs.TASK else niah.correct
-        new_tokens = pairs.NEW_TOKENS if task == pairs.TASK else niah.NEW_TOKENS
-        name = f"{task}-{length}"
-        check_same(out, name, self.about | about)
+        about = self.about | {"task": task.name, "length": length, "sizing": self.options.sizing}
+        about |= {"prompts": samples.path.name}
+        name = f"{task.name}-{length}"
+        check_same(out, name, about)
 
         def job() -> dict[str, Any]:
-            path = frozen(task, length, self.options, self.tokenizer, out, self.console)
+            path = frozen(task.name, length, self.options, self.tokenizer, out, self.console)
             prompts = list(needle_prompts(path, self.tokenizer, self.options))
-            return self._score(name, prompts, new_tokens, lambda x, golds: judge(x, golds[0]), self.about | about, out)
+            return self._score(task, prompts, Results(out, name, about, self.provenance))
 
-        return job
+        return name, job
 
-    def _recall(self, task: str, out: Path) -> Job:
+    def _recall(self, task: RecallTask, out: Path) -> tuple[str, Job]:
         options = self.options
         prompts, log = recall_prompts(task, self.tokenizer, options)
-        about: dict[str, Any] = {
-            "task": task,
-            "variant": options.variant,
-            "prompts": digest([prompt.text for prompt in prompts]),
-        }
+        about = self.about | {"task": task.name, "variant": options.variant}
+        about |= {"prompts": digest([prompt.text for prompt in prompts])}
         about |= {"context": options.context} if options.variant == "B" else {"max_length": options.max_length}
-        name = f"{task}-{options.variant}" + (f"-{options.max_length}" if options.max_length else "")
-        check_same(out, name, self.about | about | log)
-        return lambda: self._score(name, prompts, recall.NEW_TOKENS, recall.correct, self.about | about | log, out)
+        about |= log
+        name = f"{task.name}-{options.variant}" + (f"-{options.max_length}" if options.max_length else "")
+        check_same(out, name, about)
+        return name, lambda: self._score(task, prompts, Results(out, name, about, self.provenance))
 
-    def _mqar(self, out: Path) -> Job:
-        if self.model.config.vocab_size < mqar.VOCABULARY:
-            raise ValueError(
-                f"mqar: expected a model of {mqar.VOCABULARY} tokens, got one of {self.model.config.vocab_size}"
-            )
-        about = self.about | {"task": "mqar", "seed": self.options.seed}
-        check_same(out, "mqar", about)
-
-        def job() -> dict[str, Any]:
-            results = Results(out, "mqar", about, self.provenance)
-            found = {}
-            with progress(self.console) as bar:
-                for i, setting in enumerate(bar.track(mqar.TEST, description="mqar")):
-                    setting = setting._replace(examples=min(setting.examples, self.options.samples or setting.examples))
-                    tokens, targets = mqar.examples(setting, seed=self.options.seed + i)
-                    found[f"{setting.length}x{setting.pairs}"] = mqar.accuracy(self.model, tokens, targets)
-            return results.finish({"accuracy": found})
-
-        return job
-
-    def _positions(self, out: Path) -> Job:
-        folder = self.options.data.get("positions")
-        if folder is None:
-            raise ValueError("--data: expected positions=FOLDER of `qed prepare`, got none")
-        shards, length = TokenShards(folder), max(self.options.lengths)
-        if shards.index["tokenizer_sha256"] != self.about["tokenizer"]:
-            raise ValueError(f"--data: expected tokens of the checkpoint's tokenizer, got another's in {folder}")
-        rows = min(self.options.samples or POSITION_ROWS, (len(shards) - 1) // length)
-        if rows < 1:
-            raise ValueError(f"--data: expected more than {length} tokens for one row in {folder}, got {len(shards)}")
-        about = {"task": "positions", "length": length, "rows": rows, "data": shards.index["shards"]}
-        check_same(out, f"positions-{length}", self.about | about)
+    def _measured(self, task: MeasuredTask, out: Path) -> tuple[str, Job]:
+        measurement = task.prepare(self.model, self.options, self.about["tokenizer"])
+        name = f"{task.name}-{measurement.suffix}" if measurement.suffix else task.name
+        about = self.about | {"task": task.name} | measurement.about
+        check_same(out, name, about)
 
         def job() -> dict[str, Any]:
-            results = Results(out, f"positions-{length}", self.about | about, self.provenance)
+            results = Results(out, name, about, self.provenance)
             with progress(self.console) as bar:
-                task = bar.add_task(f"positions {length}", total=rows)
-                found = positions.by_position(
-                    self.model, shards, length=length, rows=rows, done=lambda n: bar.update(task, completed=n)
-                )
-            return results.finish(found)
+                shown = bar.add_task(name, total=measurement.steps)
+                return results.finish(measurement.run(lambda done: bar.update(shown, completed=done)))
 
-        return job
+        return name, job
 
-    def _score(
-        self,
-        name: str,
-        prompts: list[Prompt],
-        new_tokens: int,
-        correct: Callable[[str, tuple[str, ...]], bool],
-        about: dict[str, Any],
-        out: Path,
-    ) -> dict[str, Any]:
-        """Batches are the same whenever a run is taken up again: by length, the shortest first."""
-        results = Results(out, name, about, self.provenance)
+    def _score(self, task: NeedleTask | RecallTask, prompts: list[Prompt], results: Results) -> dict[str, Any]:
+        """Batches are by length, the shortest first, and so the same when a run is resumed."""
         self._check_rows(results, prompts)
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i].ids), i))
         batches = [order[i : i + self.options.batch] for i in range(0, len(order), self.options.batch)]
@@ -159,15 +121,15 @@ class Evaluation:
         ends = {end} | self.model.end_tokens()
         start = time.perf_counter()
         with progress(self.console) as bar:
-            shown = bar.add_task(name, total=len(prompts), completed=len(results.rows))
+            shown = bar.add_task(results.path.stem, total=len(prompts), completed=len(results.rows))
             for batch in batches:
                 left = [i for i in batch if i not in results.rows]
                 if not left:
                     continue
                 ids = [prompts[i].ids for i in batch]
-                said = answers(self.model, ids, new_tokens=new_tokens, ends=ends, batch=self.options.batch)
+                said = answers(self.model, ids, new_tokens=task.new_tokens, ends=ends, batch=self.options.batch)
                 texts = dict(zip(batch, map(self.tokenizer.decode, said), strict=True))
-                results.add([self._row(i, prompts[i], texts[i], correct) for i in left])
+                results.add([self._row(i, prompts[i], texts[i], task.correct) for i in left])
                 bar.update(shown, completed=len(results.rows))
         rows = results.rows.values()
         right = sum(row["correct"] for row in rows)
@@ -188,20 +150,20 @@ class Evaluation:
                 )
 
     @staticmethod
-    def _row(index: int, prompt: Prompt, said: str, correct: Callable[[str, tuple[str, ...]], bool]) -> dict[str, Any]:
+    def _row(index: int, prompt: Prompt, said: str, correct: Judge) -> dict[str, Any]:
         return {
             "index": index,
             "prompt_sha256": text_digest(prompt.text),
             "prediction": said,
             "gold": prompt.golds[0] if len(prompt.golds) == 1 else list(prompt.golds),
-            "correct": int(correct(said, prompt.golds)),
+            "correct": int(any(correct(said, gold) for gold in prompt.golds)),
             "tokens": len(prompt.ids),
             **prompt.more,
         }
 
 
 def matching_tokenizer(checkpoint: Path | None, name: str | None) -> Tokenizer:
-    """The checkpoint's own, or the named one if that is the same."""
+    """The tokenizer in a checkpoint; or that of the name, which must be the same where the checkpoint has one."""
     own = None if checkpoint is None else checkpoint / "tokenizer.json"
     if own is None or not own.exists():
         if name is None:
@@ -225,30 +187,42 @@ def evaluate(
     device: str,
     console: Console,
 ) -> dict[str, dict[str, Any]]:
-    """Every task, and a needle task at every length. Returns results by name."""
+    """Evaluates a checkpoint on tasks, prints tables of the results, and returns them by name.
+
+    Args:
+        checkpoint: a folder that save_pretrained wrote.
+        tasks: names of the table of tasks.
+        options: which examples, and how they are answered.
+        out: the folder for results; an evaluation that is there unfinished is resumed.
+        tokenizer: a file, where the checkpoint has none.
+        device: where the model runs.
+        console: for progress bars and the tables.
+    """
     run = Evaluation(checkpoint, tokenizer, options, device, console)
     found: dict[str, dict[str, Any]] = {}
     for name, job in run.jobs(tasks, out).items():
         with held(out, f"eval-{name}"):
             found[name] = job()
-    table = Table("", "correct", "of", "prompt tokens", "seconds", title=str(checkpoint))
-    for name, x in found.items():
-        if "correct" in x:
-            row = (f"{x['accuracy']:.1%}", str(x["samples"]), str(x["tokens"]["median"]), f"{x['seconds']:.1f}")
-            table.add_row(name, *row)
-        elif name == "mqar":
-            for setting, share in x["accuracy"].items():
-                table.add_row(f"mqar {setting}", f"{share:.1%}", "", "", "")
-        else:
-            for part in x["bins"]:
-                table.add_row(f"loss at {part['from']}–{part['to']}", f"{part['loss']:.4f}", "", "", "")
-    console.print(table)
+    console.print(str(checkpoint), markup=False)
+    for table in tables(found):
+        console.print(table)
     console.print(f"written to {out}", markup=False)
     return found
 
 
+def tables(results: dict[str, dict[str, Any]]) -> list[Table]:
+    """Results by name, as tables: one for all tasks that have the same columns."""
+    found: dict[tuple[str, ...], Table] = {}
+    for name, result in results.items():
+        task = TASKS[name.partition("-")[0]]
+        table = found.setdefault(task.columns, Table(*task.columns))
+        for row in task.rows(name, result):
+            table.add_row(*row)
+    return list(found.values())
+
+
 def _weights(checkpoint: Path) -> str:
-    """sha256 of the weights: a result belongs to them, whatever their folder is called."""
+    """The sha256 of the weights: a result belongs to them, whatever their folder is called."""
     found = hashlib.sha256()
     for path in sorted(checkpoint.glob("*.safetensors")):
         with path.open("rb") as file:

@@ -11,11 +11,10 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from ..analysis.breakdown import contrasts
-from ..analysis.names import TITLES, name_of, recall_title
+from ..analysis.names import NEEDLES, TITLES, name_of, recall_title
 from ..analysis.results import Run
 from ..analysis.selection import arms_of, by_arm_and_seed, main_task, needle_lengths, recall_names, results_of, seeds_of
 from ..analysis.stats import clopper_pearson, wilson
-from ..eval.prompts import NEEDLES
 from .drawing import COLOURS, GREY, MARKERS, Drawings, length_axis, line, mark_training_length, median_tokens, style
 
 PANELS_IN_A_ROW = 4

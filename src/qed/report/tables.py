@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..analysis import paper
 from ..analysis.breakdown import contrasts, splits
-from ..analysis.names import TITLES, length_title, name_of, recall_title, result_title
+from ..analysis.names import NEEDLES, TITLES, length_title, name_of, recall_title, result_title
 from ..analysis.results import Result, Run
 from ..analysis.selection import (
     arms_of,
@@ -19,8 +19,8 @@ from ..analysis.selection import (
 from ..analysis.stats import Interval, clopper_pearson
 from ..analysis.strength import compare
 from ..analysis.trainings import rate
-from ..eval import niah
-from ..eval.prompts import NEEDLES
+from ..eval.task import NeedleTask
+from ..eval.tasks import of_kind
 from ..recipes.paper import ARMS
 from .markup import Table
 
@@ -177,7 +177,7 @@ def contrast_table(runs: list[Run]) -> Table:
 
 def first_answers(runs: list[Run]) -> Table:
     """Accuracy as RULER counts it and by the first answer: the main task by length, every task past training."""
-    tasks = [task for task in niah.TASKS if needle_lengths(runs, task)]
+    tasks = [name for name, task in of_kind(NeedleTask).items() if task.first_correct and needle_lengths(runs, name)]
     main = [task for task in tasks if task == main_task(runs)]
     lengths = [(task, n) for task in main for n in needle_lengths(runs, task)]
     rows: list[list[str | None]] = []

@@ -15,12 +15,11 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from ..analysis.contrasts import contrast, pooled
-from ..analysis.names import TITLES, length_title, name_of
+from ..analysis.names import NEEDLES, TITLES, length_title, name_of
 from ..analysis.results import Run
 from ..analysis.selection import needle_lengths
 from ..analysis.stats import Interval
 from ..analysis.trainings import Study, rate
-from ..eval.prompts import NEEDLES
 from .drawing import Drawings, length_axis, mark_training_length, median_tokens, style
 
 MAPPED = ("niah_single_1", "niah_single_2")  # tasks whose accuracy is shown by where the needle lies

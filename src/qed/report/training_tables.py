@@ -8,7 +8,7 @@ from scipy.stats import chi2
 
 from ..analysis.claims import by_length, claims
 from ..analysis.contrasts import contrast, detectable, pooled
-from ..analysis.names import TITLES, length_title, name_of
+from ..analysis.names import NEEDLES, TITLES, length_title, name_of
 from ..analysis.registered import (
     AS_REGISTERED,
     FIRST_ANSWERS,
@@ -25,7 +25,6 @@ from ..analysis.registered import (
 )
 from ..analysis.results import Run
 from ..analysis.trainings import ENDPOINTS, Study, at_training_length
-from ..eval.prompts import NEEDLES
 from .markup import Table
 
 PAST = "Past the training length are cells whose shortest prompt has more tokens than a row of training."

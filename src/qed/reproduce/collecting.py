@@ -12,9 +12,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..eval import recall
 from ..eval.packing import ANSWERS, Examples, compressed, packable, packed, unpacked
 from ..eval.records import lines
+from ..eval.task import RecallTask
+from ..eval.tasks import of_kind
 from ..files import write_bytes
 
 KEPT = 160  # characters of a prediction that are kept
@@ -74,7 +75,7 @@ def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _short(path: Path) -> list[dict[str, Any]]:
     """The answers of a file as they are kept."""
-    hidden = LEFT_OUT | (LICENSED if path.name.split("-")[0] in recall.FIELDS else set())
+    hidden = LEFT_OUT | (LICENSED if path.name.split("-")[0] in of_kind(RecallTask) else set())
     kept = [{name: x for name, x in row.items() if name not in hidden} for row in lines(path)]
     return [row | {"prediction": str(row["prediction"])[:KEPT]} for row in kept]
 

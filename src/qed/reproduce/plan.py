@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..eval.practice import Practice
-from ..eval.prompts import NEEDLES
+from ..data.practice import Practice
+from ..eval.task import NeedleTask
+from ..eval.tasks import named
 from ..recipes import build, usual_theta
 from ..recipes.arms import Arm
 from ..recipes.paper import ARMS
@@ -102,8 +103,7 @@ class Plan:
             if same != arm:
                 raise ValueError(f"--arms: expected {same!r}, which is the same, got {arm!r}")
         for task in self.needles:
-            if task not in NEEDLES:
-                raise ValueError(f"--needles: expected some of {', '.join(NEEDLES)}, got {task!r}")
+            named(task, NeedleTask, "--needles")
         if not self.needles or len(set(self.needles)) != len(self.needles):
             raise ValueError(f"--needles: expected one or more, each once, got {list(self.needles)}")
         if not set(self.strength_lengths) <= set(self.lengths):

@@ -30,10 +30,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from .. import locks
 from ..analysis.results import runs
 from ..data import sources, tokenization
+from ..data.practice import Practice
 from ..data.prepare import prepare
-from ..eval import niah
-from ..eval.practice import Practice
 from ..eval.prompts import frozen
+from ..eval.tasks import reading
 from ..files import read_json, remove_leftovers, write_json
 from ..report.conclusions import learned
 from ..report.page import write
@@ -73,7 +73,7 @@ def _check(plan: Plan, out: Path, only: list[str]) -> None:
         raise ValueError(f"--only: expected some of {names}, got {', '.join(sorted(unknown))}")
     for unit in plan.units:
         plan.config(unit, out)
-    among_essays = [task for task in plan.needles if task in niah.TASKS and niah.TASKS[task].haystack == "essay"]
+    among_essays = [task for task in plan.needles if task in reading("essays")]
     if among_essays and plan.essays is None:
         raise ValueError(f"--essays: expected a file, since {among_essays[0]} hides its needles in essays, got none")
     if not (out / "data" / "index.json").exists():

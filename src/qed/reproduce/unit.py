@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 from ..analysis.eigenvalues import write_eigenvalues
 from ..analysis.strength import SCALES, sweep
 from ..data import tokenization
-from ..eval.prompts import Options, frozen
+from ..eval.options import Options
+from ..eval.prompts import frozen
 from ..eval.records import lines
 from ..eval.run import evaluate
 from ..files import read_json, write_json

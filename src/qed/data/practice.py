@@ -1,8 +1,9 @@
-"""Documents that practise the needle tasks, to mix into a corpus: models of a few million parameters, trained for
+"""Documents that practise the needle tasks, to be mixed into a corpus: models of a few million parameters, trained for
 minutes, do not learn to retrieve from plain text alone.
 
-Each is a short S-NIAH prompt over the corpus's own sentences or over noise, with one to six needles, and ends with all
-of them asked for and answered. Keys are pairs of the corpus's words. Evaluation has its own keys, values and haystacks.
+Each document is a short S-NIAH prompt over the corpus's own sentences or over noise, with one to six needles, and ends
+with all of them asked for and answered. Keys are pairs of the corpus's words. Evaluation has its own keys, values and
+haystacks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from .niah import NEEDLE, NOISE, PROMPT, value
+from .needles import NEEDLE, NOISE, PROMPT, value
 
 HEAD, QUESTION, ANSWER = (
     PROMPT.partition("{context}")[0],
@@ -29,7 +30,7 @@ NEEDLES = 6  # at most
 
 @dataclass(frozen=True, kw_only=True)
 class Practice:
-    """A corpus with so large a share (of characters) of practice."""
+    """Mixes practice documents into a corpus, until they are this share of all its characters."""
 
     share: float
 
@@ -39,6 +40,7 @@ class Practice:
 
     @property
     def about(self) -> dict[str, Any]:
+        """What decides the documents, besides the corpus."""
         return {"practice": self.share, "format": 1}
 
     def __call__(self, texts: Iterator[str]) -> Iterator[str]:
@@ -56,7 +58,13 @@ class Practice:
 
 
 def document(draw: Random, sentences: list[str], words: list[str]) -> str:
-    """Lengths are log-uniform: short documents are where retrieval is learned first."""
+    """One document. Lengths are log-uniform: short documents are where retrieval is learned first.
+
+    Args:
+        draw: where everything random comes from.
+        sentences: of the corpus's document, for a haystack.
+        words: of the corpus's document, for keys.
+    """
     kind = "numbers" if draw.random() < NUMBERS else "uuids"
     length = math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST)))
     one, each = kind[:-1], 170 if kind == "numbers" else 240  # characters that a needle and its answer take

@@ -3,7 +3,8 @@
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from qed.eval.recall import correct, examples, survives
+from qed.eval.prompts import survives
+from qed.eval.tasks.recall import correct, examples
 
 
 @pytest.fixture
@@ -81,9 +82,9 @@ def test_squad_as_completion_and_as_question(letters: Tokenizer) -> None:
 
 
 def test_what_is_correct() -> None:
-    assert correct(" the ACME co. Ltd\nno", ("Acme Co",))
-    assert not correct("no\nAcme Co", ("Acme Co",))
-    assert correct("a+b", ("A+B",))
+    assert correct(" the ACME co. Ltd\nno", "Acme Co")
+    assert not correct("no\nAcme Co", "Acme Co")
+    assert correct("a+b", "A+B")
     assert survives("by acme co", ("Acme Co",))
 
 

@@ -6,38 +6,28 @@
 | A1 (lm-eval 0.4.13) | stripped | stripped |
 | B (JRT) | a window of C − 50 tokens about the first mention of key or value, then the cue anew | the value as it is |
 
-The variants' figures are not comparable, and every result names its own. Correct: the gold is in the first line of 48
-new tokens, in any case. Files in other shapes than Based's are taken too, and a result's `forms` say so: texts that do
-not end in their cue get it ("cue added"), and SQuAD's questions are asked as questions ("question").
+The variants' figures are not comparable, and every result names its own. An answer is correct if the gold is in the
+first line of 48 new tokens, in any case. Files in other shapes than Based's are taken too, and a result's `forms` say
+so: texts that do not end in their cue get it ("cue added"), and SQuAD's questions are asked as questions ("question").
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
+from ..options import VARIANTS
+from ..task import Example, RecallTask, checked_golds
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 NEW_TOKENS = 48
 ANSWER_TOKENS = 50
-VARIANTS = ("A0", "A1", "B")
-DATASETS = {
-    "fda": "hazyresearch/based-fda",
-    "swde": "hazyresearch/based-swde-v2",
-    "squad_completion": "hazyresearch/based-squad",
-}
 FIELDS = {"fda": ("key", "value", "text"), "swde": ("key", "value", "text"), "squad_completion": ("value", "text")}
 SUMMARY = "Summary of information above..."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    prompt: str
-    golds: tuple[str, ...]
-    form: str  # "as given", "cue added" or "question"
-    document: str  # examples of one document are not independent
 
 
 def examples(
@@ -49,7 +39,16 @@ def examples(
     context: int,
     where: str,
 ) -> Iterator[Example]:
-    """`rows` with their numbers. `context`: C of variant B. `where` the rows come from, for errors."""
+    """The examples of a file.
+
+    Args:
+        task: which one the file is of; that decides its fields, and how its cue is set anew.
+        rows: of the file, with their numbers.
+        variant: A0, A1 or B.
+        tokenizer: for the window of variant B.
+        context: C of variant B, in tokens.
+        where: what the rows come from, for errors.
+    """
     if variant not in VARIANTS:
         raise ValueError(f"--variant: expected one of {', '.join(VARIANTS)}, got {variant!r}")
     for number, row in rows:
@@ -75,26 +74,16 @@ def _parts(task: str, row: dict[str, Any], where: str) -> tuple[str, tuple[str, 
         asked = isinstance(row["question"], str) and isinstance(row.get("context"), str)
         if not asked or not isinstance(answers, list | tuple):
             raise ValueError(f"{where}: expected context, question and answers, got {sorted(row)}")
-        golds = checked(tuple(answers), where)
+        golds = checked_golds(answers, where)
         return f"{row['context']}\nQuestion: {row['question']}\nAnswer:", golds, None, "question"
     missing = [name for name in FIELDS[task] if not isinstance(row.get(name), str)]
     if missing:
         raise ValueError(f"{where}: expected {', '.join(FIELDS[task])} for {task}, got {sorted(row)}")
-    checked((row["value"],), where)
+    checked_golds((row["value"],), where)
     text, key = row["text"], row.get("key") if task != "squad_completion" else None
     if key and not text.rstrip().lower().endswith(f"{key}:".lower()):
         return f"{text.rstrip()}\n{key}:", (row["value"],), key, "cue added"
     return text, (row["value"],), key, "as given"
-
-
-def checked(golds: tuple[Any, ...], where: str) -> tuple[str, ...]:
-    """Golds with something to be said: an empty one stands in any prediction, and would count all as right."""
-    if not golds:
-        raise ValueError(f"{where}: expected an answer, got none")
-    for gold in golds:
-        if not isinstance(gold, str) or not gold.strip():
-            raise ValueError(f"{where}: expected an answer with at least one character, got {gold!r}")
-    return golds
 
 
 def _window(text: str, searched: list[str], tokenizer: Tokenizer, width: int) -> str:
@@ -121,11 +110,24 @@ def _cue_again(task: str, text: str, key: str | None) -> str:
     return f"{text}. {key[0].upper()}{key[1:]}:"
 
 
-def correct(prediction: str, golds: tuple[str, ...]) -> bool:
-    line = prediction.split("\n")[0]
-    return any(re.search(re.escape(gold), line, re.IGNORECASE) is not None for gold in golds)
+def correct(prediction: str, gold: str) -> bool:
+    """Whether the gold is in the first line of what was generated, in any case."""
+    return re.search(re.escape(gold), prediction.split("\n")[0], re.IGNORECASE) is not None
 
 
-def survives(prompt: str, golds: tuple[str, ...]) -> bool:
-    """Whether there is anything to recall: a gold stands in the prompt."""
-    return any(gold.lower() in prompt.lower() for gold in golds)
+def _row(name: str, title: str, dataset: str) -> RecallTask:
+    return RecallTask(
+        name=name,
+        title=title,
+        dataset=dataset,
+        examples=partial(examples, name),
+        new_tokens=NEW_TOKENS,
+        correct=correct,
+    )
+
+
+TASKS = (
+    _row("fda", "FDA", "hazyresearch/based-fda"),
+    _row("swde", "SWDE", "hazyresearch/based-swde-v2"),
+    _row("squad_completion", "SQuAD", "hazyresearch/based-squad"),
+)

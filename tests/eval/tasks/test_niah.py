@@ -1,6 +1,8 @@
 """Needles: the protocol's draws, keys and sizes."""
 
 import hashlib
+import json
+from dataclasses import asdict
 from itertools import product
 from random import Random
 
@@ -9,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qed.eval import keys, niah
-from qed.eval.niah import TASKS, Haystack, Task, correct, draw, first_correct, generate
+from qed.data.needles import NOISE
+from qed.eval.options import SIZINGS
+from qed.eval.tasks import keys, niah
+from qed.eval.tasks.niah import CONFIGURATIONS, Configuration, Haystack, correct, draw, first_correct, generate
 
 ESSAY = Haystack(text="It rained. The road was long and nobody spoke! Why? " * 400)
 SOME = keys.Keys(["red", "old"], ["fox", "owl", "cat"])
@@ -56,10 +60,10 @@ def test_first_draws(seed: int, key: str, number: str, number_depth: int, uuid: 
     pytest.importorskip("wonderwords")
     all_keys = keys.load(None)
     for kind, value, depth in (("numbers", number, number_depth), ("uuids", uuid, uuid_depth)):
-        prompt, answer, found = draw(Task(haystack="essay", kind=kind), 200, all_keys, ESSAY, Random(seed))
+        prompt, answer, found = draw(Configuration(haystack="essay", kind=kind), 200, all_keys, ESSAY, Random(seed))
         assert (answer, found) == (value, depth)
         assert f"One of the special magic {kind} for {key} is: {value}." in prompt
-    prompt, answer, found = draw(TASKS["niah_single_1"], 5, all_keys, ESSAY, Random(42))
+    prompt, answer, found = draw(CONFIGURATIONS["niah_single_1"], 5, all_keys, ESSAY, Random(42))
     if seed == 42:
         assert (answer, found) == (number, 0)
 
@@ -69,9 +73,9 @@ def test_depths() -> None:
 
 
 def test_the_prompt_to_the_letter() -> None:
-    prompt, answer, depth = draw(TASKS["niah_single_1"], 3, SOME, ESSAY, Random(1))
+    prompt, answer, depth = draw(CONFIGURATIONS["niah_single_1"], 3, SOME, ESSAY, Random(1))
     key = prompt.split(" for ")[1].split(" ")[0]
-    lines = [niah.NOISE] * 3
+    lines = [NOISE] * 3
     lines.insert(round(depth / 100 * 3), f"One of the special magic numbers for {key} is: {answer}.")
     assert prompt == (
         "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about "
@@ -82,7 +86,7 @@ def test_the_prompt_to_the_letter() -> None:
 
 def test_essays_keep_their_sentences_and_get_the_needle_at_its_depth() -> None:
     for seed in range(20):
-        prompt, answer, depth = draw(TASKS["niah_single_3"], 300, SOME, ESSAY, Random(seed))
+        prompt, answer, depth = draw(CONFIGURATIONS["niah_single_3"], 300, SOME, ESSAY, Random(seed))
         context = prompt.split("\n")[1]
         before, after = context.split(f"{answer}.")[0], context.split(f"{answer}.")[1]
         sentences = ESSAY.sentences(300)
@@ -93,18 +97,18 @@ def test_essays_keep_their_sentences_and_get_the_needle_at_its_depth() -> None:
 
 def test_several_keys_one_asked() -> None:
     for seed in range(20):
-        prompt, answer, _ = draw(TASKS["niah_multikey_1"], 300, MANY, ESSAY, Random(seed))
+        prompt, answer, _ = draw(CONFIGURATIONS["niah_multikey_1"], 300, MANY, ESSAY, Random(seed))
         needles = dict(x.split(" is: ") for x in prompt.split("One of the special magic numbers for ")[1:])
         assert len(needles) == 4
         asked = prompt.rsplit(" for ", 1)[1].split(" ")[0]
         assert needles[asked].startswith(answer)
 
 
-@pytest.mark.parametrize("sizing", niah.SIZINGS)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("sizing", SIZINGS)
+@pytest.mark.parametrize("task", CONFIGURATIONS)
 def test_prompts_fit_and_are_counted(task: str, sizing: str) -> None:
     options = {"samples": 30, "keys": MANY, "haystack": ESSAY, "count": counts}
-    made = list(generate(TASKS[task], 1024, sizing=sizing, **options))
+    made = list(generate(CONFIGURATIONS[task], 1024, sizing=sizing, **options))
     assert len(made) == 30
     for sample in made:
         assert sample.tokens == words(sample.prompt) <= 1024 - niah.NEW_TOKENS
@@ -114,11 +118,11 @@ def test_prompts_fit_and_are_counted(task: str, sizing: str) -> None:
 
 def test_linear_stops_a_step_below_and_binary_at_the_brim() -> None:
     """Of noise, a line is 18 words and a prompt 50 without any: 846 of 896 are 47 lines."""
-    task = TASKS["niah_single_1"]
+    task = CONFIGURATIONS["niah_single_1"]
     options = {"samples": 5, "keys": SOME, "haystack": ESSAY, "count": counts}
-    lines = {s: next(iter(generate(task, 1024, sizing=s, **options))).prompt.count(niah.NOISE) for s in niah.SIZINGS}
+    lines = {s: next(iter(generate(task, 1024, sizing=s, **options))).prompt.count(NOISE) for s in SIZINGS}
     without = words(draw(task, 0, SOME, ESSAY, Random(0))[0])
-    most = (1024 - niah.NEW_TOKENS - without) // words(niah.NOISE)
+    most = (1024 - niah.NEW_TOKENS - without) // words(NOISE)
     assert lines == {"linear": most // 5 * 5, "binary": most}
 
 
@@ -128,7 +132,7 @@ def test_counting_several_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatc
     truth = {}
     for together in (1, 7, 60):
         monkeypatch.setattr(niah, "TOGETHER", together)
-        truth[together] = list(generate(TASKS["niah_single_3"], 1024, **options))
+        truth[together] = list(generate(CONFIGURATIONS["niah_single_3"], 1024, **options))
     assert truth[1] == truth[7] == truth[60]
     jagged = Haystack(text=" ".join("word." if i % 7 else "a-b-c d e" for i in range(3000)))
 
@@ -138,7 +142,7 @@ def test_counting_several_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatc
     for together in (1, 7, 60):
         monkeypatch.setattr(niah, "TOGETHER", together)
         truth[together] = list(
-            generate(TASKS["niah_single_3"], 1024, **(options | {"haystack": jagged, "count": uneven}))
+            generate(CONFIGURATIONS["niah_single_3"], 1024, **(options | {"haystack": jagged, "count": uneven}))
         )
     assert len({sample.tokens for sample in truth[1]}) > 20
     assert truth[1] == truth[7] == truth[60]
@@ -146,9 +150,25 @@ def test_counting_several_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 def test_the_same_seed_gives_the_same_samples() -> None:
     options = {"samples": 5, "keys": SOME, "haystack": ESSAY, "count": counts}
-    first, again = (list(generate(TASKS["niah_single_2"], 1024, seed=7, **options)) for _ in range(2))
+    first, again = (list(generate(CONFIGURATIONS["niah_single_2"], 1024, seed=7, **options)) for _ in range(2))
     assert first == again
-    assert first != list(generate(TASKS["niah_single_2"], 1024, seed=8, **options))
+    assert first != list(generate(CONFIGURATIONS["niah_single_2"], 1024, seed=8, **options))
+
+
+@pytest.mark.parametrize(
+    ("task", "digest"),
+    [
+        ("niah_single_1", "6e71bd982a74c3e553466931dd1b24070281446d516409420c18ea1385ec30ce"),
+        ("niah_single_2", "a2376db96e8b1e2c7e5514b32558f88d97d0c429556a47b91eb759a980f959d3"),
+        ("niah_single_3", "d77e295d6ca95dfba1581a8ce0ce01c29168b542b301ed8cbc8b36aabed3eb1e"),
+        ("niah_multikey_1", "537707d7d47f2fa097ffdb4cbac5564f25409372befd378dd17a7cfc2cfea4b8"),
+    ],
+)
+def test_samples_are_always_the_same(task: str, digest: str) -> None:
+    """Results that are kept name sets of prompts by what decided them, and not by what they say."""
+    made = generate(CONFIGURATIONS[task], 1024, samples=5, keys=MANY, haystack=ESSAY, count=counts)
+    lines = "".join(json.dumps(asdict(sample)) + "\n" for sample in made)
+    assert hashlib.sha256(lines.encode()).hexdigest() == digest
 
 
 def test_what_is_correct() -> None:
@@ -186,10 +206,10 @@ def test_bad_input() -> None:
     with pytest.raises(
         ValueError, match=r"--lengths: expected room for the question and 128 new tokens, \d+ without .*, got 150"
     ):
-        list(generate(TASKS["niah_single_1"], 150, **options))
+        list(generate(CONFIGURATIONS["niah_single_1"], 150, **options))
     with pytest.raises(ValueError, match="--essays: expected text for a haystack, got none"):
-        list(generate(TASKS["niah_single_2"], 1024, **(options | {"haystack": Haystack()})))
+        list(generate(CONFIGURATIONS["niah_single_2"], 1024, **(options | {"haystack": Haystack()})))
     with pytest.raises(ValueError, match="--sizing: expected one of linear, binary, got 'cubic'"):
-        list(generate(TASKS["niah_single_1"], 1024, sizing="cubic", **options))
+        list(generate(CONFIGURATIONS["niah_single_1"], 1024, sizing="cubic", **options))
     with pytest.raises(ValueError, match="--words: expected adjectives and nouns, got an empty list"):
         keys.Keys([], ["x"])

@@ -16,57 +16,47 @@ from __future__ import annotations
 import json
 import lzma
 import re
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
+from ...data.needles import NEEDLE, NOISE, PROMPT, value
+from ..options import SIZINGS, Options
+from ..records import text_digest
+from ..task import Count, Draws, NeedleTask, Sample
+from . import keys as key_lists
 from .keys import Keys
 
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-NEEDLE = "One of the special magic {kind} for {key} is: {value}."
-PROMPT = (
-    "A special magic {one} is hidden within the following text. Make sure to memorize it. I will quiz you about the "
-    "{one} afterwards.\n{context}\nWhat is the special magic {one} for {key} mentioned in the provided text? "
-    "The special magic {one} for {key} mentioned in the provided text is"
-)
 DEPTHS = [round(100 * i / 39) for i in range(40)]  # per cent of the sentences
 NEW_TOKENS = 128
 SHORTEST = 256
-SIZINGS = ("linear", "binary")
 TOGETHER = 32  # samples counted at once
 Draw: TypeAlias = Callable[[int], tuple[str, str, float]]  # of a size: prompt, answer, depth
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Configuration:
+    """What is hidden in what, as RULER configures a task."""
+
     haystack: str  # "noise" or "essay"
     kind: str  # "numbers" or "uuids"
     keys: int = 1
 
 
-TASKS = {
-    "niah_single_1": Task(haystack="noise", kind="numbers"),
-    "niah_single_2": Task(haystack="essay", kind="numbers"),
-    "niah_single_3": Task(haystack="essay", kind="uuids"),
-    "niah_multikey_1": Task(haystack="essay", kind="numbers", keys=4),
+CONFIGURATIONS = {
+    "niah_single_1": Configuration(haystack="noise", kind="numbers"),
+    "niah_single_2": Configuration(haystack="essay", kind="numbers"),
+    "niah_single_3": Configuration(haystack="essay", kind="uuids"),
+    "niah_multikey_1": Configuration(haystack="essay", kind="numbers", keys=4),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    prompt: str
-    answer: str
-    tokens: int  # of the prompt, without any that the tokenizer would add
-    depth: float  # of the needle asked for, per cent of the haystack
 
 
 @dataclass(kw_only=True)
 class Haystack:
-    """Words of essays, or nothing for noise; and how text is parted into sentences."""
+    """The words of essays, or none for noise; and how a text is split into sentences."""
 
     text: str = ""
     split: Callable[[str], list[str]] = field(default=lambda text: re.split(r"(?<=[.!?])\s+", text))
@@ -76,7 +66,7 @@ class Haystack:
         self.sentences = lru_cache(maxsize=8)(self._sentences)
 
     def _sentences(self, count: int) -> list[str]:
-        """Of the first `count` words, over again where there are fewer."""
+        """The sentences of the first `count` words, which are repeated where there are fewer."""
         if not self.words:
             raise ValueError("--essays: expected text for a haystack, got none")
         repeats = -(-count // len(self.words))
@@ -85,14 +75,14 @@ class Haystack:
 
 
 def punkt(text: str) -> list[str]:
-    """RULER's own way; needs nltk and its data."""
+    """The sentences of a text as RULER splits it; needs nltk and its data."""
     from nltk.tokenize import sent_tokenize
 
     return list(sent_tokenize(text))
 
 
 def essays(path: Path | None) -> str:
-    """A .json (or .json.xz) with a "text", or a .txt (or .txt.xz)."""
+    """The text of a .txt or .txt.xz, or that under "text" in a .json or .json.xz."""
     if path is None:
         raise ValueError("--essays: expected a file of essays for this task's haystack, got none")
     if not path.is_file():
@@ -117,7 +107,8 @@ def _short(error: Exception) -> str:
 
 
 def splitter() -> tuple[Callable[[str], list[str]] | None, str]:
-    """RULER's sentences (nltk's punkt) where they are installed; otherwise by punctuation. Results name which."""
+    """RULER's way to split a text into sentences (nltk's punkt) where it is installed, None where punctuation must do;
+    and the name of the way, which is kept with frozen prompts."""
     try:
         punkt("One. Two.")
     except (ImportError, LookupError):
@@ -125,8 +116,16 @@ def splitter() -> tuple[Callable[[str], list[str]] | None, str]:
     return punkt, "punkt"
 
 
-def draw(task: Task, size: int, keys: Keys, haystack: Haystack, random: Random) -> tuple[str, str, float]:
-    """Prompt, answer and depth, with `size` words or lines of haystack."""
+def draw(task: Configuration, size: int, keys: Keys, haystack: Haystack, random: Random) -> tuple[str, str, float]:
+    """A prompt, its answer and the depth of its needle, in per cent.
+
+    Args:
+        task: what is hidden in what.
+        size: words of essays or lines of noise in the haystack.
+        keys: what the needles' keys are chosen from.
+        haystack: the essays; noise does not look at it.
+        random: where everything random comes from, in RULER's order.
+    """
     names, values, needles = [], [], []
     for _ in range(task.keys):
         names.append(random.choice(keys))
@@ -154,20 +153,22 @@ def draw(task: Task, size: int, keys: Keys, haystack: Haystack, random: Random) 
     return prompt, values[asked], depths[order.index(asked)]
 
 
-def value(kind: str, random: Random) -> str:
-    if kind == "numbers":
-        return str(random.randint(1_000_000, 9_999_999))
-    return str(uuid.UUID(int=random.getrandbits(128), version=4))
-
-
-def step(task: Task, length: int) -> int:
-    """By how much the haystack grows: words, or lines."""
+def step(task: Configuration, length: int) -> int:
+    """By how many words of essays, or lines of noise, the haystack grows."""
     if task.haystack == "essay":
         return 500
     return 25 if length >= 4096 else 5
 
 
 def size_linear(draw_one: Draw, count: Callable[[str], int], length: int, by: int) -> int:
+    """The size of haystack a step before the first that is too long.
+
+    Args:
+        draw_one: draws a prompt of a size.
+        count: the tokens of a text.
+        length: tokens of a prompt with its new ones, at most.
+        by: the step by which sizes grow.
+    """
     size, tokens = by, 0
     while tokens + NEW_TOKENS < length:
         prompt, answer, _ = draw_one(size)
@@ -179,6 +180,14 @@ def size_linear(draw_one: Draw, count: Callable[[str], int], length: int, by: in
 
 
 def size_binary(draw_one: Draw, count: Callable[[str], int], length: int, by: int) -> int:
+    """The largest size of haystack that a binary search finds to fit.
+
+    Args:
+        draw_one: draws a prompt of a size.
+        count: the tokens of a text.
+        length: tokens of a prompt with its new ones, at most.
+        by: the smallest size.
+    """
     each = count(draw_one(by)[0]) / by
     low, high, best = by, max(int(length / each * 3), 2 * by), by
     while low <= high:
@@ -191,17 +200,28 @@ def size_binary(draw_one: Draw, count: Callable[[str], int], length: int, by: in
 
 
 def generate(
-    task: Task,
+    task: Configuration,
     length: int,
     *,
     samples: int,
     keys: Keys,
     haystack: Haystack,
-    count: Callable[[list[str]], list[int]],
+    count: Count,
     seed: int = 42,
     sizing: str = "linear",
 ) -> Iterator[Sample]:
-    """`count` says how many tokens texts are. No prompt with its 128 new tokens is longer than `length`."""
+    """Samples, of which no prompt with its 128 new tokens is longer than `length`.
+
+    Args:
+        task: what is hidden in what.
+        length: in tokens.
+        samples: how many.
+        keys: what the needles' keys are chosen from.
+        haystack: the essays; noise does not look at it.
+        count: how many tokens texts are.
+        seed: of everything random.
+        sizing: how the size of the haystack is found, "linear" or "binary".
+    """
     if sizing not in SIZINGS:
         raise ValueError(f"--sizing: expected one of {', '.join(SIZINGS)}, got {sizing!r}")
     random, by = Random(seed), step(task, length)
@@ -211,20 +231,6 @@ def generate(
 
     def count_one(text: str) -> int:
         return count([text])[0]
-
-    def sample(size: int) -> Sample:
-        """With as many steps of haystack fewer as it takes."""
-        while True:
-            prompt, answer, depth = draw_one(size)
-            tokens = count_one(prompt)
-            if tokens + NEW_TOKENS <= length:
-                return Sample(prompt=prompt, answer=answer, tokens=tokens, depth=depth)
-            if size <= 0:
-                raise ValueError(
-                    f"--lengths: expected room for the question and {NEW_TOKENS} new tokens, {tokens + NEW_TOKENS} "
-                    f"without any haystack, got {length}"
-                )
-            size = max(0, size - by)
 
     size = {"linear": size_linear, "binary": size_binary}[sizing](draw_one, count_one, length, by)
     left = samples
@@ -239,9 +245,41 @@ def generate(
             left -= 1
             if each + NEW_TOKENS > length:
                 random.setstate(state)
-                yield sample(size)
+                yield _fitting(draw_one, count_one, length, size, by)
                 break
             yield Sample(prompt=prompt, answer=answer, tokens=each, depth=depth)
+
+
+def _fitting(draw_one: Draw, count: Callable[[str], int], length: int, size: int, by: int) -> Sample:
+    """One sample, with as many steps of haystack fewer than `size` as it takes to fit."""
+    while True:
+        prompt, answer, depth = draw_one(size)
+        tokens = count(prompt)
+        if tokens + NEW_TOKENS <= length:
+            return Sample(prompt=prompt, answer=answer, tokens=tokens, depth=depth)
+        if size <= 0:
+            raise ValueError(
+                f"--lengths: expected room for the question and {NEW_TOKENS} new tokens, {tokens + NEW_TOKENS} "
+                f"without any haystack, got {length}"
+            )
+        size = max(0, size - by)
+
+
+def draws(task: Configuration, options: Options) -> Draws:
+    """Reads the keys and, where the haystack is made of them, the essays that options name."""
+    text, sentences, haystack = "", "none", Haystack()
+    keys = key_lists.load(options.words)
+    if task.haystack == "essay":
+        text = essays(options.essays)
+        split, sentences = splitter()
+        haystack = Haystack(text=text) if split is None else Haystack(text=text, split=split)
+
+    def samples(length: int, number: int, count: Count, seed: int) -> Iterator[Sample]:
+        drawn = partial(generate, task, length, samples=number, keys=keys, haystack=haystack)
+        return drawn(count=count, seed=seed, sizing=options.sizing)
+
+    kept = {"essays": text_digest(text) if text else None, "sentences": sentences}
+    return Draws(samples=samples, about={"sizing": options.sizing, "keys": keys.identity(), **kept})
 
 
 def correct(prediction: str, answer: str) -> bool:
@@ -257,3 +295,25 @@ def first_correct(prediction: str, answer: str) -> bool:
     word = r"\d+" if answer.isdigit() else r"[a-z\d-]*\d[a-z\d-]*"
     first = re.search(word, prediction.lower())
     return first is not None and first.group() == answer.lower()
+
+
+def _row(name: str, title: str) -> NeedleTask:
+    task = CONFIGURATIONS[name]
+    return NeedleTask(
+        name=name,
+        title=title,
+        inputs=("words", "essays") if task.haystack == "essay" else ("words",),
+        draws=partial(draws, task),
+        shortest=SHORTEST,
+        new_tokens=NEW_TOKENS,
+        correct=correct,
+        first_correct=first_correct,
+    )
+
+
+TASKS = (
+    _row("niah_single_1", "S-NIAH-1"),
+    _row("niah_single_2", "S-NIAH-2"),
+    _row("niah_single_3", "S-NIAH-3"),
+    _row("niah_multikey_1", "MK-NIAH-1"),
+)

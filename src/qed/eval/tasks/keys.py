@@ -1,7 +1,7 @@
-"""Needles' keys: "adjective-noun", any of the sorted list of all different ones, without making that list.
+"""Keys of needles, "adjective-noun": any string of the sorted list of all different ones, without making that list.
 
-With wonderwords' 912 adjectives and 6,782 nouns it has six million strings. Those of one adjective lie together in it,
-and in the order of the nouns, unless another adjective begins with the first and a hyphen; such few are sorted whole.
+With wonderwords' 912 adjectives and 6,782 nouns it has six million strings. Those of one adjective stand together in
+it, in the order of the nouns, unless another adjective begins with the first and a hyphen; those few are sorted whole.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Keys(Sequence[str]):
                 yield stem + ending
 
     def identity(self) -> str:
-        """sha256 of what the list is made of."""
+        """The sha256 of what the list is made of."""
         found = hashlib.sha256()
         for stem, endings in self.blocks:
             found.update("\n".join((stem, *(endings if endings is not self.nouns else ()))).encode())
@@ -60,7 +60,7 @@ class Keys(Sequence[str]):
 
 
 def load(folder: Path | None) -> Keys:
-    """From a folder with the two lists, or from the wonderwords package."""
+    """The keys of a folder with the two lists, or of the wonderwords package."""
     if folder is None:
         try:
             assets = resources.files("wonderwords") / "assets"
