@@ -11,7 +11,8 @@ DENSE = "sequences=Sequences(lengths=None, order=None, cu_seqlens=None)"
 PUBLIC = {
     qed.erase_write: "q k a u g=None | scale=1.0 initial_state=None cu_seqlens=None impl='auto'",
     qed.erase_write_step: "q k a u g=None | state scale=1.0 inplace=False impl='auto'",
-    qed.explain: "q k a u g=None | scale=1.0 initial_state=None cu_seqlens=None impl='auto'",
+    qed.explain: "q k=None a=None u=None g=None",
+    qed.ops.explain: "q k a u g=None | scale=1.0 initial_state=None cu_seqlens=None impl='auto'",
     qed.qed_attention: (
         "q k v g b w strength | normalize_qk=True gate=True project=True direction=None scale=1.0 initial_state=None "
         "cu_seqlens=None impl='auto'"

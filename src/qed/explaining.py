@@ -14,18 +14,27 @@ if TYPE_CHECKING:
     from .model.explaining import Explanation
 
 
-def explain(what: Tensor | QEDForCausalLM | QEDModel, *arguments: Any, **options: Any) -> Choice | Explanation:
-    """Which route runs, and why not the others; prints well. Nothing is computed.
+def explain(
+    q: Tensor | QEDForCausalLM | QEDModel,
+    k: Tensor | None = None,
+    a: Tensor | None = None,
+    u: Tensor | None = None,
+    g: Tensor | None = None,
+    **options: Any,
+) -> Choice | Explanation:
+    """Which route `erase_write` or a model takes, and why not the others; prints well. Nothing is computed.
 
     Args:
-        what: a model; or q, the first argument of `erase_write`.
-        arguments: the other tensors of `erase_write`, with q.
-        options: the named arguments of `erase_write`, with q.
+        q: a model; or queries, and then the other arguments are those of `erase_write`.
+        k, a, u, g: as in `erase_write`.
+        options: scale, initial_state, cu_seqlens and impl, as in `erase_write`.
     """
-    if isinstance(what, Tensor):
-        return ops.explain(what, *arguments, **options)
+    if isinstance(q, Tensor):
+        if k is None or a is None or u is None:
+            raise TypeError("explain: expected a model, or q, k, a and u as `erase_write` takes them")
+        return ops.explain(q, k, a, u, g, **options)
     from .model.explaining import explain_model
 
-    if arguments or options:
+    if options or any(x is not None for x in (k, a, u, g)):
         raise TypeError("explain: expected nothing besides the model")
-    return explain_model(what)
+    return explain_model(q)

@@ -112,7 +112,7 @@ def test_rules_with_a_function_of_their_own_are_left_to_it() -> None:
     call = Call(torch.device(DEVICE), torch.float32, tokens=9, named=True)
     triton = OPERANDS.routes[0]
     assert {name for name in RULES if triton.obstacle(call, layer(name)) is None} == set(SAID)
-    assert "the rule's function = eda" in triton.obstacle(call, layer("eda"))
+    assert "the rule's direction = 'token'" in triton.obstacle(call, layer("eda"))
     assert "heads up to 256 wide, and these are 257" in triton.obstacle(call, layer("qed", head_dim=257))
 
 

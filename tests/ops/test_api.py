@@ -31,12 +31,12 @@ def test_signatures_are_the_published_ones(function: object) -> None:
 def test_explain_names_the_form_and_why_not_the_others() -> None:
     inputs = Case().inputs()
     choice = explain(**inputs)
-    assert choice.form == "chunkwise"
-    assert "needs CUDA tensors, and q is on cpu" in choice.passed_over["triton"]
+    assert choice.route == "chunkwise"
+    assert "needs CUDA tensors, and these are on cpu" in choice.passed_over["triton"]
     assert set(choice.passed_over) == {"triton", "reference"}
     assert str(choice).startswith("chunkwise: ")
     asked = explain(**inputs, impl="reference")
-    assert asked.form == "reference"
+    assert asked.route == "reference"
     assert asked.passed_over["chunkwise"] == "impl='reference' was asked for"
 
 

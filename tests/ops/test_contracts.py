@@ -113,7 +113,7 @@ def test_forward_mode_is_the_gradient_or_is_refused(name: str) -> None:
         dual = inputs | {name: forward_ad.make_dual(inputs[name], tangent)}
         found = forward_ad.unpack_dual(loss(dual, "auto")).tangent
         assert relative_error(found, (gradient * tangent).sum()) < 1e-12
-        assert explain(**dual).form == "reference"
+        assert explain(**dual).route == "reference"
         with pytest.raises(RuntimeError, match=REFUSED):
             loss(dual, "chunkwise")
 
@@ -225,4 +225,6 @@ except RuntimeError as error:
 """
     environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert "cannot run here: Triton's interpreter cannot compute in torch.bfloat16" in done.stdout, done.stderr[-2000:]
+    assert "cannot run here: recurrence: Triton's interpreter cannot compute in torch.bfloat16" in done.stdout, (
+        done.stderr[-2000:]
+    )

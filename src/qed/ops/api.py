@@ -61,7 +61,7 @@ def erase_write(
     Returns:
         o [B, T, H, V] in q's dtype, and the final state [N, H, K, V] (N = B without cu_seqlens).
     """
-    arguments = Arguments(q, k, a, u, g, initial_state, cu_seqlens, float(scale))
+    arguments = Arguments(q, k, a, u, g, initial_state, cu_seqlens, scale)
     check_sequence(arguments)
     route = _pick(RECURRENCE, impl, *arguments[:6])
     if route.name == "reference" or q.shape[0] == 0 or q.shape[2] == 0:  # without sequences or heads all are empty
@@ -69,7 +69,7 @@ def erase_write(
             check_values(g, initial_state, cu_seqlens, q.shape[1], "initial_state")
         return reference.erase_write(arguments)
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:6])
-    outputs: tuple[Tensor, Tensor] = route.run(arguments, save)
+    outputs: tuple[Tensor, Tensor] = route.run(arguments._replace(scale=float(scale)), save)
     return outputs
 
 
