@@ -49,16 +49,17 @@ class Call(NamedTuple):
     named: bool = False  # the route was asked for by its name
 
     @staticmethod
-    def of(x: Tensor, batch: int = 1, tokens: int = 1) -> Call:
+    def of(x: Tensor, batch: int = 1, tokens: int = 1, **more: bool) -> Call:
         """A call with x as its main input.
 
         Args:
             x: the tensor whose device and dtype count.
             batch: how many sequences there are.
             tokens: how many tokens each of them has.
+            more: the other fields.
         """
         gradient, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
-        return Call(x.device, x.dtype, batch, tokens, gradient, compiling)
+        return Call(x.device, x.dtype, batch, tokens, gradient, compiling, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +160,13 @@ def kernel(module: str, name: str) -> Callable[..., Any]:
         name: the function's name there.
     """
 
+    function: Callable[..., Any] | None = None  # kept: to look it up takes as long as to launch a kernel
+
     def call(*arguments: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(f"qed.kernels.{module}"), name)(*arguments, **options)
+        nonlocal function
+        if function is None:
+            function = getattr(importlib.import_module(f"qed.kernels.{module}"), name)
+        return function(*arguments, **options)
 
     call.__name__ = name
     return call

@@ -225,6 +225,5 @@ except RuntimeError as error:
 """
     environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert "cannot run here: recurrence: Triton's interpreter cannot compute in torch.bfloat16" in done.stdout, (
-        done.stderr[-2000:]
-    )
+    refused = "cannot run here: recurrence: Triton's interpreter cannot compute in torch.bfloat16"
+    assert refused in done.stdout, done.stderr[-2000:]

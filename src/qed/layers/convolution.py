@@ -66,8 +66,7 @@ def short_convolution(
 
 
 def _convolve(x: Tensor, weight: Tensor, state: Tensor | None, sequences: Sequences, impl: Impl) -> Tensor:
-    call = Call.of(x, x.shape[0], x.shape[1])
-    if state is not None:
-        call = call._replace(state=True, state_gradient=call.gradient and state.requires_grad)
+    needs_gradient = state is not None and torch.is_grad_enabled() and state.requires_grad
+    call = Call.of(x, x.shape[0], x.shape[1], state=state is not None, state_gradient=needs_gradient)
     y: Tensor = CONVOLUTION.pick(impl, call, weight.shape[1]).run(x, weight, state, sequences)
     return y

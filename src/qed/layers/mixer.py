@@ -221,8 +221,8 @@ class Mixer(nn.Module):
         self, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
     ) -> tuple[Operands, Tensor]:
         """What the recurrence takes, and the convolution's state after the last token."""
-        call = Call.of(qkv, qkv.shape[0], qkv.shape[1])
-        call = call._replace(packed=sequences.cu_seqlens is not None, state=state is not None)
+        packed = sequences.cu_seqlens is not None
+        call = Call.of(qkv, qkv.shape[0], qkv.shape[1], packed=packed, state=state is not None)
         operands: Operands = OPERANDS.pick(impl, call, self).run(self, qkv, state, sequences, gates, impl)
         return operands, last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
 

@@ -69,7 +69,9 @@ def erase_write(
             check_values(g, initial_state, cu_seqlens, q.shape[1], "initial_state")
         return reference.erase_write(arguments)
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:6])
-    outputs: tuple[Tensor, Tensor] = route.run(arguments._replace(scale=float(scale)), save)
+    if type(scale) is not float:
+        arguments = arguments._replace(scale=float(scale))
+    outputs: tuple[Tensor, Tensor] = route.run(arguments, save)
     return outputs
 
 
@@ -132,13 +134,14 @@ def explain(
 
 
 def _call(q: Tensor, *others: Tensor | None) -> Call:
-    return Call.of(q, q.shape[0], q.shape[1])._replace(transformed=is_transformed(q, *others))
+    return Call.of(q, q.shape[0], q.shape[1], transformed=is_transformed(q, *others))
 
 
 def _pick(
     piece: Piece, impl: str, q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor | None
 ) -> Route:
-    check_name(impl, piece.names)
+    if impl != "auto":
+        check_name(impl, piece.names)
     call, widths = _call(q, k, a, u, g, state), (q.shape[-1], u.shape[-1])
     route = piece.pick(impl, call, *widths)
     if impl == "auto" and not torch.compiler.is_compiling():
