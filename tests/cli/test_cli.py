@@ -305,6 +305,7 @@ for package, call in {calls!r}:
 """
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_said_before_the_work(place: Path) -> None:
     before = tree(place)
     code = CHILDREN.format(calls=[(package, call) for package, call, _ in MISSING])

@@ -23,6 +23,7 @@ with warnings.catch_warnings():
     pytest.importorskip("accelerate")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_the_same_prompts_get_the_same_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from qed.eval.harness import run

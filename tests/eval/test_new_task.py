@@ -68,12 +68,12 @@ found = {
     "misspelt": said(checkpoint, "--task", "ecko", *options),
     "eval": said(checkpoint, "--task", "echo", *options),
 }
-from qed.analysis import results, tables
+from qed.analysis import names, results
 from qed.eval.task import NeedleTask
 from qed.eval.tasks import named
 problems = []
 found["results"] = {name: x.result["correct"] for name, x in results.folder(Path(out), problems).items()}
-found["title"] = tables.TITLES["echo"], named("echo", NeedleTask, "--needles").title, "echo" in tables.NEEDLES, problems
+found["title"] = names.TITLES["echo"], named("echo", NeedleTask, "--needles").title, "echo" in names.NEEDLES, problems
 Path(out, "said.json").write_text(json.dumps(found))
 """
 

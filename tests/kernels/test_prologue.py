@@ -57,7 +57,7 @@ def errors(mixer: Mixer, tokens: tuple[int, int], dtype: torch.dtype, with_state
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("rule", SAID)
+@pytest.mark.parametrize("rule", ["qed", *(pytest.param(x, marks=pytest.mark.slow) for x in SAID if x != "qed")])
 def test_every_rule(rule: str, dtype: torch.dtype) -> None:
     found = errors(layer(rule), (2, 37), dtype, with_state=False)
     assert found.pop("g", 0.0) < ROUNDING[torch.float32]
@@ -135,6 +135,7 @@ def gradients(mixer: Mixer, xs: torch.Tensor, dtype: torch.dtype, kernels: bool)
     return parameters | {"x": x.grad}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", SAID)
 @pytest.mark.parametrize(
     ("sizes", "tokens"), [({}, (2, 70)), ({"head_dim": 12, "value_head_dim": 20, "conv_size": 2}, (1, 5))], ids=str
@@ -149,6 +150,7 @@ def test_gradients(rule: str, sizes: dict[str, int], tokens: tuple[int, int]) ->
     assert all(error < (1e-5 if DEVICE == "cpu" else 1e-4) for error in off.values()), off
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_s_gradients_compiled_and_eager() -> None:
     torch.manual_seed(0)
@@ -170,6 +172,7 @@ def test_a_model_s_gradients_compiled_and_eager() -> None:
         assert max(off) < (1e-4 if DEVICE == "cpu" else 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["qed", "gdn"])
 def test_gradients_in_16_bits_are_as_good_as_torch_s(rule: str) -> None:
     mixer = layer(rule).to(torch.bfloat16)

@@ -75,7 +75,7 @@ KERNEL_CASES = {
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("width", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 4])
 @pytest.mark.parametrize("case", KERNEL_CASES)
 def test_kernels_are_torch(case: str, width: int, with_state: bool) -> None:
     """Outputs, states and gradients; on a GPU where there is one, else through Triton's interpreter."""

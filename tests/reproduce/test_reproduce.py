@@ -243,6 +243,7 @@ def test_golds_of_others_are_not_collected(tmp_path: Path) -> None:
     assert '"gold"' in kept["niah_single_1-512.jsonl.xz"]
 
 
+@pytest.mark.slow
 def test_cut_and_taken_up_again(tmp_path: Path) -> None:
     plan = tiny(arms=("gdn2",), changes=STEPS | {"total_tokens": "65536", "decay_start_tokens": "65536"})
     status, said = go(plan, tmp_path / "out", minutes=0.15)

@@ -100,6 +100,7 @@ def command(corpus: str, out: Path) -> list[str]:
     return [sys.executable, "-c", code, "train", "mini", "--out", str(out), "--device", "cpu", *options]
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(corpus: str, whole: Path, tmp_path: Path) -> None:
     """kill -9 at random moments, during saves too, until it ends: the same numbers as if nothing had happened."""
     draw, kills = random.Random(0), 0

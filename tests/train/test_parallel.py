@@ -80,7 +80,7 @@ def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return run(corpus, tmp_path_factory.mktemp("alone") / "run", 1)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_are_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:
     close(run(corpus, tmp_path / "run", 2, parallel), alone)
 
@@ -90,6 +90,7 @@ def test_one_row_over_two_processes(corpus: str, alone: Rows, tmp_path: Path) ->
     close(run(corpus, tmp_path / "run", 2, "ddp", context=2), alone)
 
 
+@pytest.mark.slow
 def test_either_goes_on_from_the_other(corpus: str, alone: Rows, tmp_path: Path) -> None:
     """Begun by two with shards, carried on by one, then by two with copies."""
     out = tmp_path / "run"
@@ -104,6 +105,7 @@ def test_a_killed_process_is_started_again(corpus: str, alone: Rows, tmp_path: P
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.slow
 def test_muon_over_two_processes(corpus: str, muon_run: Path, tmp_path: Path) -> None:
     """A matrix of which each process has some rows is orthogonalised as a whole."""
     out = tmp_path / "run"

@@ -21,7 +21,7 @@ def low(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 @DTYPES
 @pytest.mark.parametrize("decay", ["head", "channel"])
-@pytest.mark.parametrize("at", [5, 64])
+@pytest.mark.parametrize("at", [5, pytest.param(64, marks=pytest.mark.slow)])
 def test_nothing_is_left_of_what_is_forgotten(dtype: torch.dtype, decay: str, at: int) -> None:
     """A huge state and huge writes before the step change nothing after it: not a bit."""
     inputs = low(Case(tokens=100, decay=decay, log_decay=-0.1).inputs(device=DEVICE), dtype)
@@ -34,6 +34,7 @@ def test_nothing_is_left_of_what_is_forgotten(dtype: torch.dtype, decay: str, at
     assert torch.equal(state, state_huge)
 
 
+@pytest.mark.slow
 @DTYPES
 def test_some_channels_forget(dtype: torch.dtype) -> None:
     """Each channel at steps of its own, many in one chunk and some in a row: outputs and gradients are the loop's."""
@@ -59,7 +60,7 @@ def test_strong_steps_leave_what_they_should_of_a_large_state(dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("value", [-torch.inf, torch.nan])
-@pytest.mark.parametrize("log_decay", [-0.1, -5.0])
+@pytest.mark.parametrize("log_decay", [-0.1, pytest.param(-5.0, marks=pytest.mark.slow)])
 def test_prefill_equals_decoding(dtype: torch.dtype, value: float, log_decay: float) -> None:
     inputs = low(Case(tokens=70, log_decay=log_decay).inputs(device=DEVICE), dtype)
     inputs["g"][:, 66, :, 2] = value

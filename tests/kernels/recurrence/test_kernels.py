@@ -36,7 +36,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16], ids=str
+)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_loop(name: str, dtype: torch.dtype) -> None:
     assert over_budget(CASES[name].inputs(device=DEVICE), impl="triton", dtype=dtype, products=dtype, scale=0.5) == {}

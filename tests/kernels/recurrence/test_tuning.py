@@ -34,6 +34,7 @@ def test_tiles_fit_products_and_cover_the_state(width: int, size: int) -> None:
     assert CHUNK % 16 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [128, 256])
 def test_kernels_compile_for_hopper_without_a_gpu(width: int) -> None:
     """And fit its shared memory. In a process of its own: here Triton may be the interpreter."""
