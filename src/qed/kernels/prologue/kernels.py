@@ -57,8 +57,8 @@ def unit(x):
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp x) = max(x, 0) + 2 artanh(y / (2 + y)) with y = exp(−|x|), by its series. A GPU's
-    logarithm has few digits near 1, where the smallest decays come from, with which a model remembers longest."""
+    """log(1 + exp x) = max(x, 0) + 2 artanh(y / (2 + y)) with y = exp(−|x|), by its series. A GPU's logarithm has
+    few digits near 1, where the smallest decays come from, with which a model remembers longest."""
     y = exp(-tl.abs(x))
     r = tl.rsqrt(2.0 + y)  # as in `sigmoid`
     z = y * (r * r)  # at most 1 / 3
