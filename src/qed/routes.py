@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Found once, without importing it, because a compiler cannot trace the search. TRITON_INTERPRET is Triton's own switch:
-# its interpreter runs kernels on CPU tensors.
+# Triton is looked for once, and not imported, because torch.compile cannot trace the search. TRITON_INTERPRET is
+# Triton's own switch: with it, Triton's interpreter runs kernels on CPU tensors.
 TRITON_INSTALLED = find_spec("triton") is not None
 TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
-# What the interpreter computes as a GPU does. Of bfloat16 it multiplies the bits as if they were whole numbers.
+# The dtypes in which the interpreter computes what a GPU does. It multiplies the bits of bfloat16 as if they were whole
+# numbers.
 INTERPRETED = (torch.float16, torch.float32)
 AUTO, REFERENCE = "auto", "reference"
 Impl = str | tuple[tuple[str, str], ...]  # one name for every piece, or pairs of a piece and a name
@@ -94,8 +95,8 @@ class Piece:
         assert self.names[-1] == REFERENCE, f"{name}: the last route has to be plain torch"
 
     def wanted(self, impl: Impl) -> str:
-        """The name that `impl` has for this piece: "auto", one of its routes, or, where a name for the whole model is
-        no route of this piece, plain torch."""
+        """Return the name that `impl` has for this piece: "auto", one of its routes, or "reference" where a name for
+        the whole model is no route of this piece."""
         if not isinstance(impl, str):
             for piece, name in impl:
                 if piece == self.name:
@@ -104,7 +105,7 @@ class Piece:
         return impl if impl == AUTO or impl in self.names else REFERENCE
 
     def pick(self, impl: Impl, call: Call, *more: Any) -> Route:
-        """The route that runs. "auto" takes the first without an obstacle; a name is that route or an error.
+        """Return the route that runs: for "auto" the first without an obstacle, for a name that route or an error.
 
         Args:
             impl: "auto", the name of a route, or pairs of a piece and a name.
@@ -124,10 +125,10 @@ class Piece:
         return route
 
     def explain(self, impl: Impl, call: Call, *more: Any) -> Choice:
-        """Which route `pick` would take for the same arguments, and why not each of the others.
+        """Return which route `pick` would take for the same arguments, and why it takes none of the others.
 
         Args:
-            impl: "auto", the name of a route, or a name by piece.
+            impl: "auto", the name of a route, or pairs of a piece and a name, as for `pick`.
             call: what is known of the call.
             more: what else the obstacles of this piece look at.
         """
@@ -153,7 +154,8 @@ def check_name(impl: Any, names: tuple[str, ...], what: str = "impl") -> None:
 
 
 def kernel(module: str, name: str) -> Callable[..., Any]:
-    """A function of `qed.kernels`, which is imported with Triton when it is first called.
+    """Return a function of `qed.kernels`. Its module, and Triton with it, is imported when the function is first
+    called.
 
     Args:
         module: the module's name below `qed.kernels`, such as "recurrence.launch".
@@ -173,12 +175,12 @@ def kernel(module: str, name: str) -> Callable[..., Any]:
 
 
 def no_obstacle(call: Call, *more: Any) -> str | None:
-    """Plain torch runs everywhere."""
+    """Return None: plain torch runs everywhere."""
     return None
 
 
 def kernel_obstacle(call: Call) -> str | None:
-    """What stands in the way of every Triton kernel."""
+    """Return what stands in the way of every Triton kernel, or None."""
     if not TRITON_INSTALLED:
         return "the package triton is not installed"
     if call.device.type == "cuda":
@@ -195,7 +197,8 @@ def kernel_obstacle(call: Call) -> str | None:
 
 
 def inference_kernel_obstacle(call: Call, *more: Any) -> str | None:
-    """What stands in the way of a kernel without a gradient that torch.compile cannot look into."""
+    """Return what stands in the way of a kernel that has no gradient and that torch.compile cannot look into, or
+    None."""
     if call.gradient:
         return "it has no gradient, and gradients are recorded"
     if call.compiling:
@@ -205,8 +208,8 @@ def inference_kernel_obstacle(call: Call, *more: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownBad:
-    """Pairs of architectures (compute capability) and Triton versions, both from … up to but not including …, with
-    which the kernels must not run."""
+    """Pairs of architectures (compute capability) and versions of Triton with which the kernels must not run. Both are
+    given as a first one and an end that is not included."""
 
     architectures: tuple[tuple[int, int], tuple[int, int]]
     versions: tuple[tuple[int, int, int], tuple[int, int, int]]
@@ -228,7 +231,7 @@ KNOWN_BAD = (
 
 
 def known_bad(architecture: tuple[int, int], triton: str) -> str | None:
-    """Why the kernels must not run with this architecture and version of Triton, if they must not."""
+    """Return why the kernels must not run with this architecture and version of Triton, or None if they may."""
     numbers = (*(int("".join(filter(str.isdigit, part)) or 0) for part in triton.split(".")[:3]), 0, 0)[:3]
     for bad in KNOWN_BAD:
         (first, end), (oldest, fixed) = bad.architectures, bad.versions
@@ -239,7 +242,7 @@ def known_bad(architecture: tuple[int, int], triton: str) -> str | None:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def gpu_obstacle(device: torch.device) -> str | None:
-    """Why this GPU and the installed Triton are a pair with which no kernel may run, if they are."""
+    """Return why no kernel may run with this GPU and the installed Triton, or None if they may."""
     return _gpu_obstacle(device)
 
 
@@ -247,6 +250,6 @@ def gpu_obstacle(device: torch.device) -> str | None:
 def _gpu_obstacle(device: torch.device) -> str | None:
     try:
         triton = version("triton")
-    except PackageNotFoundError:  # installed in a way of its own, without metadata
+    except PackageNotFoundError:  # Triton was installed without metadata
         triton = importlib.import_module("triton").__version__
     return known_bad(torch.cuda.get_device_capability(device), triton)

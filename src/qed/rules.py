@@ -3,8 +3,8 @@
     S_t = (I − k_t a_tᵀ) Diag(exp g_t) S_{t−1} + k_t u_tᵀ          o_t = scale · S_tᵀ q_t
 
 q and k are L2-normalised, b ∈ (0, 1) is the erase gate (β when it is one number per head), w the write gate, λ the
-strength of the query-derived correction and P⊥ₖ(x) = x − k (kᵀx). To add a rule, write its row; where
-the columns of a row do not say what a and u are, its function too.
+strength of the query-derived correction and P⊥ₖ(x) = x − k (kᵀx). To add a rule, write its row, and a function too if
+the columns of a row cannot say what its a and u are.
 """
 
 from __future__ import annotations
@@ -45,14 +45,23 @@ class Operands(NamedTuple):
 
 
 def orthogonal(x: Tensor, k: Tensor) -> Tensor:
-    """P⊥ₖ(x): x without its part along the unit vector k."""
+    """Return P⊥ₖ(x): x without its part along the unit vector k."""
     return x - k * (k * x).sum(-1, keepdim=True)
 
 
 def corrected_erase(
     k: Tensor, b: Tensor, strength: Tensor | float, source: Tensor, *, gate: bool, project: bool
 ) -> Tensor:
-    """b⊙k + λ·d, where d is `source`, gated by b and made orthogonal to k as asked (eq. 6)."""
+    """Return the erase vector b⊙k + λ·d (eq. 6), [B, T, H, K].
+
+    Args:
+        k: keys [B, T, H, K], of unit length if `project`.
+        b: erase gate [B, T, H, 1 or K].
+        strength: λ, a number or one per head [H].
+        source: what d is made of: queries [B, T, H, K], or a direction per head [H, K].
+        gate: whether d is gated by b.
+        project: whether d is made orthogonal to k.
+    """
     correction = b * source if gate else source
     if project:
         correction = orthogonal(correction, k)
@@ -60,16 +69,18 @@ def corrected_erase(
     return b * k + per_head * correction
 
 
-# A function of projections that `Rule.operands` has found to be those the rule declares.
+# Projections of which `Rule.operands` has checked that they are those that the rule declares.
 Checked: TypeAlias = Any
 
 
 def linear(x: Checked) -> Operands:
+    """Return the operands of linear attention, which erases nothing."""
     return Operands(x.q, x.k, torch.zeros_like(x.k), x.v, None)
 
 
 def eda(x: Checked) -> Operands:
-    """Two sub-steps per token: decay and erase along the direction e, then a delta-rule write without decay."""
+    """Return the operands of two sub-steps per token: decay and erase along the direction e, then a delta-rule write
+    without decay."""
     e, nothing = x.direction, torch.zeros_like
     return Operands(
         q=_then(nothing(x.q), x.q),
@@ -81,19 +92,20 @@ def eda(x: Checked) -> Operands:
 
 
 def _then(first: Tensor, second: Tensor) -> Tensor:
-    """Two sub-steps of every token, one after the other along T: [B, T, ...] twice → [B, 2T, ...]."""
+    """Put two sub-steps of every token one after the other along T: [B, T, ...] twice → [B, 2T, ...]."""
     return torch.stack([first, second], 2).flatten(1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A row: which projections a rule takes, so that a layer can make just those, and what a and u are of them."""
+    """A row of the table. It says which projections a rule uses, so that a layer computes no others, and how a and u
+    are made of them."""
 
-    erase_vector: str  # the equation of a, for people
+    erase_vector: str  # the equation of a, for readers
     decay: Width = "channel"
     erase: Width = "channel"
-    write: Width = "channel"  # "none": b is the one gate of both
-    strength: bool = False  # whether a has a correction, of the query or, if the rule has one, of the direction …
+    write: Width = "channel"  # "none": b gates the write too
+    strength: bool = False  # whether a has a correction, made of the query or, if the rule has one, the direction …
     gate: bool = True  # … gated by b …
     project: bool = True  # … and made orthogonal to k
     direction: Literal["none", "head", "token"] = "none"
@@ -101,15 +113,15 @@ class Rule:
     function: Callable[[Checked], Operands] | None = None  # computes the operands, where the columns do not say how
 
     def columns(self) -> dict[str, Any]:
-        """What the row declares, by name. Kernels run a rule only if they know every value of these."""
+        """Return what the row declares, by name. Kernels run a rule only if they know every value of these."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "erase_vector"}
 
     def default(self, column: str) -> Any:
-        """What a row has in a column that it does not mention."""
+        """Return what a row has in a column that it does not mention."""
         return next(field.default for field in fields(self) if field.name == column)
 
     def operands(self, x: Projections) -> Operands:
-        """The arguments of `erase_write`, [B, T × substeps, H, ·], in q's dtype (g keeps its own)."""
+        """Return the arguments of `erase_write`, [B, T × substeps, H, ·], in q's dtype (g keeps its own)."""
         self._check(x)
         operands = (self.function or self._gated)(x)
         q, k, a, u = (t.to(x.q.dtype) for t in operands[:4])
@@ -134,8 +146,13 @@ class Rule:
         there: Tensor | None = None,
         impl: str = "auto",
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [B, T, H, V] and final state [N, H, K, V]. `there` [B, T]: which tokens exist (all, if None); the
-        others leave the state as it is. Other keyword arguments as in `erase_write`."""
+        """Return outputs [B, T, H, V] and the final state [N, H, K, V].
+
+        Args:
+            x: the projections that the rule declares.
+            scale, initial_state, cu_seqlens, impl: as in `erase_write`.
+            there: [B, T] bool, which tokens exist; the others leave the state as it is. None if all exist.
+        """
         operands = self.operands(x)
         return self.run(
             operands, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens, there=there, impl=impl
@@ -151,9 +168,14 @@ class Rule:
         there: Tensor | None,
         impl: str,
     ) -> tuple[Tensor, Tensor]:
-        """`attend`, of what `operands` gave."""
+        """Do the same as `attend` with operands instead of projections.
+
+        Args:
+            operands: what `operands` returned.
+            scale, initial_state, cu_seqlens, there, impl: as in `attend`.
+        """
         offsets = None if cu_seqlens is None else cu_seqlens * self.substeps
-        if there is not None:  # without key and decay, S_t = S_{t−1}
+        if there is not None:  # with k = 0 and g = 0, S_t = S_{t−1}
             exists = there.repeat_interleave(self.substeps, 1)[..., None, None]
             g = None if operands.g is None else torch.where(exists, operands.g, 0)
             operands = operands._replace(k=torch.where(exists, operands.k, 0), g=g)
@@ -163,7 +185,12 @@ class Rule:
     def attend_step(
         self, x: Projections, *, state: Tensor, scale: float = 1.0, inplace: bool = False, impl: str = "auto"
     ) -> tuple[Tensor, Tensor]:
-        """One token (T = 1): outputs [B, 1, H, V] and the new state [B, H, K, V], over the old one if `inplace`."""
+        """Run one token, and return its outputs [B, 1, H, V] and the new state [B, H, K, V].
+
+        Args:
+            x: the projections that the rule declares, with T = 1.
+            state, scale, inplace, impl: as in `erase_write_step`.
+        """
         if x.q.dim() != 4 or x.q.shape[1] != 1:
             raise ValueError(f"q: expected one token, [B, 1, H, K], got {list(x.q.shape)}")
         return self.run_step(self.operands(x), state=state, scale=scale, inplace=inplace, impl=impl)
@@ -171,7 +198,12 @@ class Rule:
     def run_step(
         self, operands: Operands, *, state: Tensor, scale: float, inplace: bool, impl: str
     ) -> tuple[Tensor, Tensor]:
-        """`attend_step`, of what `operands` gave."""
+        """Do the same as `attend_step` with operands instead of projections.
+
+        Args:
+            operands: what `operands` returned.
+            state, scale, inplace, impl: as in `erase_write_step`.
+        """
         for i in range(self.substeps):
             q, k, a, u = (t[:, i] for t in operands[:4])
             g = None if operands.g is None else operands.g[:, i]
@@ -218,7 +250,8 @@ RULES: dict[str, Rule] = {
 
 
 def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / √(‖x‖² + eps) over the last dimension, in at least float32: smooth at zero, unit length elsewhere."""
+    """Return x / √(‖x‖² + eps) over the last dimension, computed in at least float32. It is smooth at zero and has unit
+    length elsewhere."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -241,7 +274,7 @@ def qed_attention(
     cu_seqlens: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """The paper's operator in one call, for people with their own layer.
+    """Run the paper's operator in one call, for use in a layer of one's own.
 
     Args:
         q, k: [B, T, H, K]; L2-normalised here unless `normalize_qk` is False (then they must be unit vectors for

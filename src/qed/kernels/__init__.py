@@ -6,8 +6,8 @@
     rows/         norms and SwiGLU's product
     decode/       a whole block for one token
 
-Each room has `kernels.py` (recurrence: several files) with the Triton code and `launch.py` with its host code, which
-imports Triton when a kernel is first launched. What a kernel has to compute is said by plain torch in `ops/` and
-`layers/`; when it is used is said by the tables `ops/routes.py` and `layers/routes.py`, through which alone the rest of
-the package comes here.
+Each folder has `kernels.py` (recurrence: several files) with the Triton code and `launch.py` with its host code, which
+imports Triton when a kernel is first launched. Plain torch in `ops/` and `layers/` defines what a kernel has to
+compute. The tables `ops/routes.py` and `layers/routes.py` say when it is used; the rest of the package reaches kernels
+through these tables alone.
 """

@@ -8,24 +8,25 @@ from .recurrence.tiles import LOG2_E
 
 @triton.jit
 def exp(x):
-    """Off by |x| · 6e-8 at most, and 0 below exp(−87)."""
+    """exp(x) with a relative error of |x| · 6e-8 at most; it is 0 below exp(−87)."""
     return tl.exp2(x * LOG2_E)
 
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + exp(−x)). A GPU divides in eight instructions, and takes 1 / √ in one."""
+    """1 / (1 + exp(−x)). A GPU takes eight instructions for a division, and one for 1 / √."""
     r = tl.rsqrt(1.0 + exp(-x))
     return r * r
 
 
 @triton.jit
 def silu(z):
+    """SiLU: z times its sigmoid."""
     return z * sigmoid(z)
 
 
 @triton.jit
 def silu_gradient(z, d):
-    """Of z, from that of silu(z)."""
+    """The gradient of z, from that of silu(z)."""
     s = sigmoid(z)
     return d * s * (1.0 + z * (1.0 - s))

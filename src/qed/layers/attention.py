@@ -14,12 +14,12 @@ from .sequences import DENSE, Sequences
 
 
 class AttentionState(NamedTuple):
-    """Where an attention layer leaves off. It grows with what has been read; with a window, no further than that."""
+    """What an attention layer keeps of the tokens so far. It grows with them, up to the window if there is one."""
 
     keys: Tensor  # [B, H, L, D], rotated
     values: Tensor  # [B, H, L, D]
-    positions: Tensor  # [B, L] of every key in its sequence, −1 where there is none
-    seen: Tensor  # [B] tokens so far
+    positions: Tensor  # [B, L], the position of every key in its sequence, −1 where there is none
+    seen: Tensor  # [B], how many tokens there were so far
 
 
 class Attention(nn.Module):
@@ -30,7 +30,15 @@ class Attention(nn.Module):
     def __init__(
         self, *, hidden_size: int, num_heads: int, head_dim: int, window: int | None = None, rope_theta: float = 1e4
     ):
-        """`window`: how many tokens a query sees, itself included; None for all."""
+        """Make a layer with random weights.
+
+        Args:
+            hidden_size: width of the residual stream.
+            num_heads: number of heads.
+            head_dim: channels of a head, an even number.
+            window: how many tokens a query sees, itself included; None for all.
+            rope_theta: base of the rotary positions' wavelengths.
+        """
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"head_dim: expected an even number for rotary positions, got {head_dim}")
@@ -50,10 +58,8 @@ class Attention(nn.Module):
         """Return outputs like x, and the state after the last token.
 
         Args:
-            x: [B, T, hidden].
-            state: the state to start from; None for the beginning of a sequence.
-            sequences: where sequences begin and end.
-            residual: the residual stream, like x, to add the outputs to; it may be written over.
+            x, sequences, residual: as in `Mixer.forward`.
+            state: what the layer keeps of earlier tokens; None for the beginning of a sequence.
         """
         matrices = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (project(w, x, impl=self.impl).unflatten(-1, (self.num_heads, -1)) for w in matrices)
@@ -73,7 +79,8 @@ class Attention(nn.Module):
         return project(self.o_proj, o.transpose(1, 2).flatten(2), residual, self.impl), new_state
 
     def _mask(self, places: Tensor, key_places: Tensor, sequences: Sequences, x: Tensor) -> Tensor:
-        """[B, 1, T, L]: which keys a query sees. A query that is not there sees itself, for a finite result."""
+        """Return which keys a query sees, [B, 1, T, L]. A query that does not exist sees itself, so that its result is
+        finite."""
         distance = places[:, :, None] - key_places[:, None, :]
         seen = (distance >= 0) & (key_places[:, None, :] >= 0)
         if self.window is not None:
@@ -88,7 +95,7 @@ class Attention(nn.Module):
         return (seen | itself)[:, None]
 
     def _trim(self, state: AttentionState) -> AttentionState:
-        """The last `window` keys of each row, by position."""
+        """Return the state with only the last `window` keys of each row, by position."""
         if self.window is None or state.keys.shape[2] <= self.window:
             return state
         places, index = state.positions.topk(self.window, 1, sorted=True)
@@ -97,7 +104,7 @@ class Attention(nn.Module):
         return AttentionState(state.keys.gather(2, rows), state.values.gather(2, rows), places, state.seen)
 
     def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
-        """Rotary positions: pairs (i, i + D/2) turned by place · theta^(−2i/D)."""
+        """Apply rotary positions: channels i and i + D/2 are rotated by the angle place · theta^(−2i/D)."""
         half = self.head_dim // 2
         rates = self.rope_theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
         angle = places[..., None].float() * rates

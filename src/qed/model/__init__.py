@@ -1,4 +1,4 @@
-"""One config, one causal language model, at home in transformers."""
+"""The configuration, the causal language model and its cache, as classes of transformers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ __all__ = ["QEDCache", "QEDConfig", "QEDForCausalLM", "QEDModel"]
 
 
 def __getattr__(name: str) -> Any:
-    """One at a time: the configuration must not bring the model, which transformers may be importing just now."""
+    """Import the classes one at a time: the configuration must not import the model, which transformers may be in the
+    middle of importing."""
     if name not in _WHERE:
         raise AttributeError(f"module 'qed.model' has no attribute {name!r}")
     from importlib import import_module

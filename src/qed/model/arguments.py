@@ -1,8 +1,8 @@
-"""What callers of transformers' models pass to `forward`, and what it means here.
+"""The arguments that callers of transformers' models pass to `forward`, and what they mean here.
 
-Collators that pack documents without padding say where each begins in up to four ways: offsets (`cu_seqlens`, or
-`cu_seq_lens_q` and `cu_seq_lens_k`), the document that each token belongs to (`seq_idx`), and positions that begin
-again (`position_ids`). All of them become offsets, and must agree.
+Collators that pack documents without padding say in up to four ways where each document begins: offsets (`cu_seqlens`,
+or `cu_seq_lens_q` and `cu_seq_lens_k`), the document that each token belongs to (`seq_idx`), and positions that start
+again (`position_ids`). All of them are turned into offsets, and must agree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ def refuse_unknown(function: Callable[..., Any], given: dict[str, Any]) -> None:
 
 
 def wants_hidden_states(config: QEDConfig, output_hidden_states: bool | None, output_attentions: bool | None) -> bool:
-    """What a call asks for beside the result; what it leaves open, the configuration says."""
+    """Return whether a call asks for all hidden states. Attention weights, which there are none of, are refused.
+
+    Args:
+        config: the model's configuration, which decides what the call leaves open.
+        output_hidden_states, output_attentions: the call's arguments; None leaves the choice open.
+    """
     if config.output_attentions if output_attentions is None else output_attentions:
         raise ValueError("output_attentions: a recurrent layer has no attention weights; expected False, got True")
     wanted = config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -54,16 +59,19 @@ def offsets(
     max_length_k: int | None = None,
     continues: bool = False,
 ) -> Tensor | None:
-    """Offsets [N + 1] of the sequences packed in one row of tokens; None where every row is one sequence.
+    """Return the offsets [N + 1] of the sequences packed in one row of tokens; None where every row is one sequence.
 
-    Offsets are taken as they are, without waiting for a GPU. `seq_idx` or `position_ids` alone have to be read to know
-    how many sequences there are, which waits for it once. Where one call says the same thing in several ways, they are
-    compared: on a GPU by an assertion on the device, which nothing waits for.
+    Offsets are taken as they are, without waiting for a GPU. If there is only `seq_idx` or `position_ids`, the host has
+    to read it to know how many sequences there are, and waits once for the GPU. If a call says the same thing in
+    several ways, these are compared: on a GPU by an assertion on the device, for which the host does not wait.
 
     Args:
-        position_ids: [B, T], [1, T] or [T]. They say where sequences begin only if nothing else is said of the tokens
-            by a mask or a cache (`continues`): with those they are the positions of one sequence's tokens.
-        max_length_q, max_length_k: no sequence is longer, which is checked on a CPU; nothing else is done with them.
+        batch, tokens: shape of the tokens.
+        cu_seqlens, cu_seq_lens_q, cu_seq_lens_k: offsets [N + 1].
+        seq_idx: [B, T], [1, T] or [T], the number of the document that each token belongs to.
+        position_ids: [B, T], [1, T] or [T]. They say where sequences begin only if there is neither a mask nor a cache
+            (`continues`); with one of these they are the positions of one sequence's tokens.
+        max_length_q, max_length_k: length of the longest sequence, which is checked on a CPU and not used otherwise.
         continues: whether there is an attention mask or a cache.
     """
     said = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
@@ -78,11 +86,11 @@ def offsets(
     starts = {name: _starts_of_rows(name, x, waits=not given) for name, x in rows.items()}
     if len(given) + len(rows) > 1:
         _agree({name: _starts_of_offsets(x, tokens) for name, x in given.items()} | starts, waits=not given)
-    for name, found in given.items():
-        _check_offsets(name, found, tokens)
-    for found in given.values():
-        _check_longest(found, max_length_q=max_length_q, max_length_k=max_length_k)
-        return found.to(torch.int64)
+    for name, x in given.items():
+        _check_offsets(name, x, tokens)
+    for x in given.values():
+        _check_longest(x, max_length_q=max_length_q, max_length_k=max_length_k)
+        return x.to(torch.int64)
     for name, begins in starts.items():
         return _offsets_of(name, begins)
     return None
@@ -97,13 +105,14 @@ def _rows(name: str, x: Tensor, batch: int, tokens: int) -> Tensor:
 
 
 def _starts_of_offsets(x: Tensor, tokens: int) -> Tensor:
-    """[1, T]: where a sequence begins. Empty ones begin nowhere, and the last offset is the end."""
+    """Return where a sequence begins, [1, T]. Empty sequences begin nowhere, and the last offset is the end."""
     begins = torch.zeros(1, tokens + 1, dtype=torch.bool, device=x.device)
     return begins.index_fill_(1, x.to(torch.int64).clamp(0, tokens), True)[:, :tokens]
 
 
 def _starts_of_rows(name: str, x: Tensor, *, waits: bool) -> Tensor:
-    """[B, T]: where a sequence begins: where another index stands, or where positions do not go on by one."""
+    """Return where a sequence begins, [B, T]: where the index changes, or where a position is not one more than the one
+    before."""
     begins = torch.ones(x.shape, dtype=torch.bool, device=x.device)
     begins[:, 1:] = x.diff(dim=1) != (1 if name == "position_ids" else 0)
     if name == "position_ids":
@@ -137,8 +146,8 @@ def _check_longest(offsets: Tensor, **limits: int | None) -> None:
 
 
 def _hold(condition: Tensor, message: str, waits: bool) -> None:
-    """Raise ValueError unless it holds. On a GPU that is not to be waited for, and in a compiled program, which cannot
-    look, the device asserts it instead."""
+    """Raise ValueError unless the condition holds. If the host must not wait for the GPU, or the program is compiled
+    and cannot look, the device asserts the condition instead."""
     if (condition.device.type != "cpu" or torch.compiler.is_compiling()) and not waits:
         torch._assert_async(condition, message)
     elif not bool(condition):
@@ -146,7 +155,8 @@ def _hold(condition: Tensor, message: str, waits: bool) -> None:
 
 
 def _offsets_of(name: str, begins: Tensor) -> Tensor | None:
-    """Waits for the device: how many sequences there are is read from it."""
+    """Return the offsets of the sequences that begin at `begins` [B, T]; None if every row is one. The host waits for
+    the device, because it has to know how many there are."""
     batch, tokens = begins.shape
     if not bool(begins[:, 1:].any()):
         return None

@@ -1,4 +1,5 @@
-"""What the model with and without its head have in common: how they meet transformers, and how they are loaded."""
+"""What the model with and without its head have in common: what transformers has to know of them, and how they are
+loaded."""
 
 from __future__ import annotations
 
@@ -16,19 +17,21 @@ from .initialization import initialize
 
 
 def weights_dtype(device: str) -> torch.dtype:
-    """In which weights are loaded to generate or to be evaluated: bfloat16 on any GPU."""
+    """Return the dtype of weights for generation and evaluation: bfloat16 on any GPU, float32 elsewhere."""
     return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
 
 
 class QEDPreTrainedModel(PreTrainedModel):
+    """The base class of both models: loading, initialisation, λ's scale and routes."""
+
     config_class = QEDConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ("QEDBlock",)
     _keep_in_fp32_modules_strict = ("A_log", "dt_bias", "theta", "random_direction")
     _supports_sdpa = True
-    # A recurrent state cannot go back, as an assistant's rejected tokens would need: transformers then refuses assisted
-    # generation before it begins.
+    # A recurrent state cannot go back, as it would have to after an assistant's rejected tokens. With this flag
+    # transformers refuses assisted generation before it begins.
     _is_stateful = True
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -36,8 +39,8 @@ class QEDPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but whole or not at all: safetensors of the checkpoint's own folder only, every tensor
-        there and of its shape."""
+        """Load a checkpoint as transformers does, but only from safetensors in the checkpoint's own folder, and only if
+        every tensor is there and has its shape."""
         check_options(kwargs)
         check_config(kwargs.get("config"))
         if pretrained_model_name_or_path is not None:
@@ -51,8 +54,8 @@ class QEDPreTrainedModel(PreTrainedModel):
             raise ValueError(
                 f"{pretrained_model_name_or_path}: expected safetensors, got a damaged file: {error}"
             ) from error
-        problems = [f"{name}: {list(found)} in the checkpoint, {list(expected)} in the model"
-                    for name, found, expected in info["mismatched_keys"]]  # fmt: skip
+        problems = [f"{name}: {list(got)} in the checkpoint, {list(expected)} in the model"
+                    for name, got, expected in info["mismatched_keys"]]  # fmt: skip
         problems += [f"{name}: not in the checkpoint" for name in sorted(info["missing_keys"])]
         problems += [f"{name}: not in the model" for name in sorted(info["unexpected_keys"])]
         if problems:
@@ -61,14 +64,15 @@ class QEDPreTrainedModel(PreTrainedModel):
         return (model, info) if wants_info else model
 
     def set_strength_scale(self, scale: float) -> None:
-        """λ → scale · λ at every token, in prefill and decoding (the paper's s). Layers without λ are unchanged."""
+        """Multiply λ by `scale` (the paper's s) at every token, in prefill and decoding. Layers without λ are
+        unchanged."""
         for module in self.modules():
             if isinstance(module, Mixer):
                 module.strength_scale = float(scale)
 
     def set_impl(self, impl: str = "auto", **pieces: str) -> None:
-        """Choose the routes of all layers: "reference" is plain torch everywhere, on every device. What was captured
-        with other routes is not used again.
+        """Choose the routes of all layers: "reference" is plain torch everywhere, on every device. Decoding steps that
+        were captured with other routes are not used again.
 
         Args:
             impl: "auto", or a route of the recurrence; see `qed.layers.set_impl`.
@@ -77,7 +81,8 @@ class QEDPreTrainedModel(PreTrainedModel):
         set_impl(self, impl, **pieces)
 
     def end_tokens(self) -> set[int]:
-        """The tokens that end a text: those of the configuration and of the generation's, which may name several."""
+        """Return the tokens that end a text: those of the configuration and of the generation configuration. Each may
+        name several."""
         configs = (self.config, getattr(self, "generation_config", None))
         given = [x for x in (getattr(config, "eos_token_id", None) for config in configs) if x is not None]
         return {int(token) for x in given for token in (x if isinstance(x, list | tuple) else [x])}

@@ -1,6 +1,7 @@
 """The model's configuration. With no argument it is the paper's 340M model.
 
-What the paper leaves open is marked: our choice, explained in the documentation of the recipe.
+Where the paper leaves a value open, the field says so, with the value chosen here; the documentation of the recipe
+explains the choice.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "mini": _NARROW | {"vocab_size": 512},
     "tiny": _NARROW | {"vocab_size": 256},
 }
-# The real numbers of a configuration, each with the least it can be; any finite one where that says nothing.
+# The real numbers of a configuration, each with the smallest value that it may have.
 LEAST = {
     **dict.fromkeys(("expand_v", "lambda_max", "initializer_range", "norm_eps", "rope_theta"), 0.0),
     **dict.fromkeys(("theta_init", "read_scale"), -sys.float_info.max),
@@ -35,8 +36,8 @@ LEAST = {
 ATTENTION = ("full_attention", "sliding_attention")
 INITIALIZERS = ("normal", "xavier")
 
-# What transformers and its companions write into a config.json beside what `PreTrainedConfig` declares: where code,
-# quantisation and weights are, and fields of earlier versions that older files still have.
+# Fields that transformers and libraries around it write into a config.json but `PreTrainedConfig` does not declare:
+# where code, quantisation and weights are, and fields of earlier versions, which older files still have.
 _OTHERS = frozenset(
     {"attn_implementation", "auto_map", "experts_implementation", "num_labels", "per_layer_config"}
     | {"quantization_config", "compression_config", "transformers_weights", "tokenizer_class", "custom_pipelines"}
@@ -47,12 +48,13 @@ _OTHERS = frozenset(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that `name` most resembles."""
+    """Return the known name that `name` resembles most."""
     return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
 
 
 def _is_of_transformers(name: str) -> bool:
-    """Whether a field belongs to transformers: private, declared by its configuration, or left from generation."""
+    """Return whether a field belongs to transformers: it is private, or declared by its configuration, or an option of
+    generation."""
     if name.startswith("_") or name in _OTHERS or name in GenerationConfig._get_default_generation_params():
         return True
     return hasattr(PreTrainedConfig, name) and not callable(getattr(PreTrainedConfig, name))
@@ -60,21 +62,22 @@ def _is_of_transformers(name: str) -> bool:
 
 @strict
 class QEDConfig(PreTrainedConfig):
-    """
+    """The configuration of a model. With no argument it is the paper's 340M model.
+
     Args:
         vocab_size, hidden_size, num_hidden_layers, num_heads, head_dim: sizes; a head's keys have `head_dim` channels.
         expand_v: a head's values have `expand_v · head_dim` channels. (Open in the paper: 1.)
-        intermediate_size: of the SwiGLU. (Open: the multiple of 64 that comes nearest to 340M parameters.)
-        rule: a name of `qed.RULES`, for every layer that `layer_types` does not give another.
-        layer_types: for every layer a name of `qed.RULES`, "full_attention" or "sliding_attention"; None: `rule`.
+        intermediate_size: width of the SwiGLU. (Open: the multiple of 64 that comes nearest to 340M parameters.)
+        rule: a name of `qed.RULES`, for all layers if `layer_types` is None.
+        layer_types: for every layer a name of `qed.RULES`, "full_attention" or "sliding_attention"; None for `rule`.
         lambda_max, theta_init: λ_h = lambda_max · sigmoid(θ_h), θ_h starts at theta_init.
         conv_size: taps of the short convolution of q, k and v. (Open: 4.)
         read_scale: factor on the read of the state.
         output_gate: "silu", "sigmoid" or None. (Open: silu.)
-        output_gate_rank: its bottleneck; None for a head's value channels, 0 for one full matrix.
-        decay_rank: bottleneck of the decay's projection; None for `head_dim`.
-        sliding_window, rope_theta: of softmax layers.
-        initializer: first values of the token mixers' matrices: "normal", as everywhere else, or "xavier", as in
+        output_gate_rank: rank of its projection; None for a head's value channels, 0 for one full matrix.
+        decay_rank: rank of the decay's projection; None for `head_dim`.
+        sliding_window, rope_theta: window and base of the rotary positions of softmax layers.
+        initializer: initial values of the token mixers' matrices: "normal", as everywhere else, or "xavier", as in
             NVIDIA's release of GDN-2. (Open: normal.)
         initializer_range: standard deviation of weights; projections back into the residual stream get
             1/√(2 · layers) of it. (Open.)
@@ -134,14 +137,16 @@ class QEDConfig(PreTrainedConfig):
 
     @property
     def value_head_dim(self) -> int:
+        """The channels of a head's values."""
         return int(self.expand_v * self.head_dim)
 
     @property
     def num_attention_heads(self) -> int:
+        """The number of heads, under the name that transformers uses."""
         return self.num_heads
 
     def check(self) -> None:
-        """Raise ValueError for what cannot be a model: the field, what was expected, what came."""
+        """Raise ValueError for what cannot be a model; the message names the field, what was expected and what came."""
         if self.format_version != FORMAT_VERSION:
             raise ValueError(
                 f"format_version: this version of qed reads checkpoints of format {FORMAT_VERSION}, "
@@ -174,7 +179,8 @@ class QEDConfig(PreTrainedConfig):
         self.validate_layer_type()
 
     def validate_layer_type(self) -> None:
-        """transformers calls this too, and knows no rules."""
+        """Raise ValueError unless every layer has a type that there is. This replaces transformers' own check, which
+        does not know the rules."""
         types = self.layer_types or []
         if len(types) != self.num_hidden_layers:
             raise ValueError(f"layer_types: expected {self.num_hidden_layers} entries, one a layer, got {len(types)}")
@@ -184,20 +190,21 @@ class QEDConfig(PreTrainedConfig):
 
     @classmethod
     def tiny(cls, **changes: Any) -> QEDConfig:
-        """Two layers of width 64 and 256 tokens: seconds on a laptop; for tests and first steps."""
+        """Return a model of two layers of width 64 and 256 tokens, for tests and first steps: it runs in seconds on a
+        laptop."""
         return cls(**(SIZES["tiny"] | changes))
 
     @classmethod
     def mini(cls, **changes: Any) -> QEDConfig:
-        """The same with 512 tokens: the `mini` recipe's."""
+        """Return the same with 512 tokens, as the `mini` recipe has it."""
         return cls(**(SIZES["mini"] | changes))
 
     @classmethod
     def small(cls, **changes: Any) -> QEDConfig:
-        """14M parameters, 6 layers of width 256, 4 heads of 64: the `small` recipe's."""
+        """Return the model of the `small` recipe: 14M parameters, 6 layers of width 256, 4 heads of 64."""
         return cls(**(SIZES["small"] | changes))
 
     @classmethod
     def medium(cls, **changes: Any) -> QEDConfig:
-        """64M parameters, 12 layers of width 512, 4 heads of 128: the `medium` recipe's."""
+        """Return the model of the `medium` recipe: 64M parameters, 12 layers of width 512, 4 heads of 128."""
         return cls(**(SIZES["medium"] | changes))

@@ -1,8 +1,8 @@
-"""flash-linear-attention's layers as ours, and back.
+"""Converts the weights of flash-linear-attention's (fla's) layers into those of a mixer, and back.
 
-The numbers are the same. fla keeps a matrix for each projection and three convolutions where we keep one of each, and
-the second matrix of a low-rank pair has another name. What a layer does with its weights is told by options:
-`mixer_from_fla` sets those of fla's classes.
+The numbers are the same. fla has a matrix for each projection and three convolutions where a mixer has one of each, and
+the second matrix of a low-rank pair has another name. Options say what a layer does with its weights; `mixer_from_fla`
+sets them as in fla's classes.
 
 | kind | fla's class | rule |
 |---|---|---|
@@ -28,7 +28,7 @@ KINDS = ("gdn2", "kda", "gdn", "deltanet")
 CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
 
 
-# fla's names of the rows of our in_proj, in their order; "g" is absent from layers without an output gate.
+# fla's names of the matrices that in_proj stacks, in their order. Layers without an output gate have no "g".
 QKV = {"q": "q_proj", "k": "k_proj", "v": "v_proj"}
 ROWS = {
     "gdn2": QKV | {"b": "b_proj", "w": "w_proj", "f": "f_proj.0", "g": "g_proj.0"},
@@ -40,63 +40,66 @@ RENAMED = {"f_proj.1.weight": "f_proj.weight", "g_proj.1.weight": "g_proj.weight
 
 
 def from_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All layers in `weights`, under whatever prefix; other tensors pass as they are."""
+    """Return `weights` with all of fla's layers in them converted, whatever their prefix. Other tensors stay as they
+    are."""
     _check_kind(kind)
-    found = dict(weights)
+    converted = dict(weights)
     prefixes = [name.removesuffix("q_conv1d.weight") for name in weights if name.endswith("q_conv1d.weight")]
     if not prefixes:
         raise ValueError("expected a layer of flash-linear-attention with short convolutions, found no q_conv1d.weight")
     for prefix in prefixes:
-        if f"{prefix}q_conv1d.bias" in found:
+        if f"{prefix}q_conv1d.bias" in converted:
             raise ValueError(f"{prefix}q_conv1d.bias: our convolution has none; expected a layer with conv_bias=False")
-        taps = [_take(found, f"{prefix}{name}.weight") for name in CONVOLUTIONS]
-        matrices = [_take(found, f"{prefix}{name}.weight") for key, name in ROWS[kind].items() if key != "g"]
+        taps = [_take(converted, f"{prefix}{name}.weight") for name in CONVOLUTIONS]
+        matrices = [_take(converted, f"{prefix}{name}.weight") for key, name in ROWS[kind].items() if key != "g"]
         gate = f"{ROWS[kind]['g']}.weight"
-        if kind in ("gdn2", "kda") or prefix + gate in found:
-            matrices.append(_take(found, prefix + gate))
-        renamed = {new: _take(found, prefix + old) for old, new in RENAMED.items() if prefix + old in found}
-        found |= {prefix + name: x for name, x in renamed.items()}
-        found[f"{prefix}in_proj.weight"] = torch.cat(matrices)
-        found[f"{prefix}conv.weight"] = torch.cat([x.squeeze(1) for x in taps])
-        _check_layer(kind, prefix, found)
-    return found
+        if kind in ("gdn2", "kda") or prefix + gate in converted:
+            matrices.append(_take(converted, prefix + gate))
+        renamed = {new: _take(converted, prefix + old) for old, new in RENAMED.items() if prefix + old in converted}
+        converted |= {prefix + name: x for name, x in renamed.items()}
+        converted[f"{prefix}in_proj.weight"] = torch.cat(matrices)
+        converted[f"{prefix}conv.weight"] = torch.cat([x.squeeze(1) for x in taps])
+        _check_layer(kind, prefix, converted)
+    return converted
 
 
 def to_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `from_fla`, exactly."""
+    """Return `weights` with all mixers in them converted to fla's layers. This is the exact inverse of `from_fla`."""
     _check_kind(kind)
-    found = dict(weights)
+    converted = dict(weights)
     prefixes = [name.removesuffix("conv.weight") for name in weights if name.endswith("conv.weight")]
     if not prefixes:
         raise ValueError("expected a mixer of this package, found no conv.weight")
     for prefix in prefixes:
-        extra = [name for name in ("theta", "random_direction") if prefix + name in found]
+        extra = [name for name in ("theta", "random_direction") if prefix + name in converted]
         if extra:
             known = ", ".join(KINDS)
             raise ValueError(f"{prefix}{extra[0]}: flash-linear-attention has no such rule; expected one of {known}")
-        _check_layer(kind, prefix, found)
-        values = found[f"{prefix}o_proj.weight"].shape[1]
-        keys = (found[f"{prefix}conv.weight"].shape[0] - values) // 2
-        rank = found[f"{prefix}f_proj.weight"].shape[1] if kind in ("gdn2", "kda") else 0
-        heads = values // found[f"{prefix}o_norm.weight"].shape[0]
-        matrix = found.pop(f"{prefix}in_proj.weight")
+        _check_layer(kind, prefix, converted)
+        values = converted[f"{prefix}o_proj.weight"].shape[1]
+        keys = (converted[f"{prefix}conv.weight"].shape[0] - values) // 2
+        rank = converted[f"{prefix}f_proj.weight"].shape[1] if kind in ("gdn2", "kda") else 0
+        heads = values // converted[f"{prefix}o_norm.weight"].shape[0]
+        matrix = converted.pop(f"{prefix}in_proj.weight")
         sizes = {"q": keys, "k": keys, "v": values, "b": keys if kind == "gdn2" else heads, "w": values}
         sizes |= {"f": rank or heads}
         named = {key: name for key, name in ROWS[kind].items() if key != "g"}
         rest = matrix.shape[0] - sum(sizes[key] for key in named)
         parts = matrix.split([*(sizes[key] for key in named), *([rest] if rest else [])])
         names = [*named.values(), *([ROWS[kind]["g"]] if rest else [])]
-        found |= {f"{prefix}{name}.weight": x.contiguous() for name, x in zip(names, parts, strict=True)}
+        converted |= {f"{prefix}{name}.weight": x.contiguous() for name, x in zip(names, parts, strict=True)}
         if rank:
-            found |= {prefix + old: found.pop(prefix + new) for old, new in RENAMED.items() if prefix + new in found}
-        taps = found.pop(f"{prefix}conv.weight").unsqueeze(1).split([keys, keys, values])
-        found |= {f"{prefix}{name}.weight": x.contiguous() for name, x in zip(CONVOLUTIONS, taps, strict=True)}
-    return found
+            converted |= {
+                prefix + old: converted.pop(prefix + new) for old, new in RENAMED.items() if prefix + new in converted
+            }
+        taps = converted.pop(f"{prefix}conv.weight").unsqueeze(1).split([keys, keys, values])
+        converted |= {f"{prefix}{name}.weight": x.contiguous() for name, x in zip(CONVOLUTIONS, taps, strict=True)}
+    return converted
 
 
 def _check_layer(kind: str, prefix: str, weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless the tensors under `prefix`, in our form, have the names and shapes of a mixer with the
-    rule `kind`."""
+    """Raise ValueError unless the tensors under `prefix`, as a mixer names them, have the names and shapes of a mixer
+    with the rule `kind`."""
     given = {name.removeprefix(prefix): list(x.shape) for name, x in weights.items() if name.startswith(prefix)}
     expected = _shapes(kind, prefix, given)
     problems = [f"{name}: {shape}, but such a layer has none" for name, shape in given.items() if name not in expected]
@@ -108,7 +111,7 @@ def _check_layer(kind: str, prefix: str, weights: Mapping[str, Tensor]) -> None:
 
 
 def _shapes(kind: str, prefix: str, given: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """What a mixer of this kind has, by name, if its sizes are those that the given shapes say."""
+    """Return the shapes of a mixer of this kind by name, with the sizes that the given shapes imply."""
     ranks = ("f_proj.weight", "g_proj.weight") if kind in ("gdn2", "kda") else ()
     for name in ("in_proj.weight", "conv.weight", "o_proj.weight", "o_norm.weight", *ranks):
         dimensions = 1 if name == "o_norm.weight" else 2
@@ -131,7 +134,14 @@ def _shapes(kind: str, prefix: str, given: Mapping[str, list[int]]) -> dict[str,
 
 
 def mixer_from_fla(kind: str, weights: Mapping[str, Tensor], *, num_heads: int, norm_eps: float = 1e-5) -> Mixer:
-    """A mixer that gives what fla's layer with these weights gives (its state dict, without a prefix)."""
+    """Return a mixer that computes the same as fla's layer with these weights.
+
+    Args:
+        kind: one of `KINDS`.
+        weights: the state dict of fla's layer, with names without a prefix.
+        num_heads: number of heads, which the weights do not say.
+        norm_eps: number that the output norm adds to the mean square.
+    """
     ours = from_fla(kind, weights)
     keys, values = weights["q_proj.weight"].shape[0], weights["v_proj.weight"].shape[0]
     if keys % num_heads or values % num_heads:
@@ -157,7 +167,14 @@ def mixer_from_fla(kind: str, weights: Mapping[str, Tensor], *, num_heads: int, 
 
 
 def convert_file(source: Path, target: Path, *, kind: str, to: str) -> int:
-    """A safetensors file of layers, or of a whole model, into another; returns how many tensors it has."""
+    """Convert a safetensors file of layers, or of a whole model, and return how many tensors the new one has.
+
+    Args:
+        source: the file to read.
+        target: the file to write, which must not exist.
+        kind: one of `KINDS`.
+        to: "qed" to convert from fla, "fla" to convert back.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file, save
 
@@ -169,10 +186,10 @@ def convert_file(source: Path, target: Path, *, kind: str, to: str) -> int:
         weights = load_file(source)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{source}: expected a safetensors file, got: {error}") from error
-    found = from_fla(kind, weights) if to == "qed" else to_fla(kind, weights)
+    converted = from_fla(kind, weights) if to == "qed" else to_fla(kind, weights)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(target, save({name: x.contiguous() for name, x in found.items()}, metadata={"format": "pt"}))
-    return len(found)
+    write_bytes(target, save({name: x.contiguous() for name, x in converted.items()}, metadata={"format": "pt"}))
+    return len(converted)
 
 
 def _check_kind(kind: str) -> None:

@@ -1,9 +1,10 @@
-"""Fast decoding: the model one token at a time, its states written in place; on a GPU one CUDA graph a token.
+"""Fast decoding: the model runs one token at a time with its states written in place, on a GPU as one CUDA graph per
+token.
 
-A token of a 340M model is a hundred small kernels and more, and starting them from Python takes longer than running
-them. So a whole step, from a token to the next one, is captured once and then replayed. Which route a block takes is
-said by the table `layers.routes.BLOCK`. Only recurrent layers have states of fixed size: stacks with softmax layers
-decode without it.
+A token of a 340M model takes a hundred small kernels and more, and launching them from Python takes longer than running
+them. So a whole step, from a token to the next one, is captured once and then replayed. The table `layers.routes.BLOCK`
+says which route a block takes. Only recurrent layers have states of fixed size, so models with softmax layers are
+decoded without all this.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
     from .cache import QEDCache
     from .causal_lm import QEDForCausalLM
 
-WARM_UP = 3  # runs before a capture: compile, allocate
-STRIDE = 16  # tokens between two looks at what was generated: a look waits for the GPU
+WARM_UP = 3  # runs before a capture, in which kernels are compiled and memory is allocated
+STRIDE = 16  # tokens that are yielded together: whoever looks at them waits for the GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """temperature 0: the likeliest token. top_k, top_p: only among so many tokens, or so much probability."""
+    """How the next token is chosen. With temperature 0 it is the likeliest. top_k and top_p restrict the choice to so
+    many tokens, or to so much probability."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -47,7 +49,7 @@ class Sampling:
             raise ValueError(f"top_p: expected more than 0 and at most 1, got {self.top_p}")
 
     def choose(self, logits: Tensor) -> Tensor:
-        """logits [B, vocabulary] → tokens [B]. Nothing here waits for the device."""
+        """Return tokens [B], chosen by logits [B, vocabulary]. The host does not wait for the device."""
         if self.temperature == 0:
             return logits.argmax(-1)
         logits = logits.float() / self.temperature
@@ -64,6 +66,7 @@ class Sampling:
 
 
 def recurrent_mixers(model: QEDForCausalLM) -> list[Mixer]:
+    """Return the mixers of all recurrent layers, in their order."""
     return [block.mixer for block in model.model.layers if isinstance(block.mixer, Mixer)]
 
 
@@ -88,10 +91,12 @@ class Decoder:
         self.fuses_head = plain_head and any(route.name == "triton" for route in self.routes)
 
     def is_for(self, model: QEDForCausalLM, batch: int) -> bool:
+        """Return whether this is a decoder of this model for so many sequences."""
         return self._model() is model and self.tokens.shape[0] == batch
 
     def start(self, cache: QEDCache) -> None:
-        """Go on from where a cache is. Its states are this decoder's from then on, and change with every step."""
+        """Continue from the states of a cache. From then on they are in this decoder's memory, and change with every
+        step."""
         before = None if self.owner is None else self.owner()
         if before is cache and cache.decoder is self:
             return
@@ -107,14 +112,14 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """tokens [B, 1] → logits [B, vocabulary], in memory that the next step writes over."""
+        """Return logits [B, vocabulary] after tokens [B, 1], in memory that the next step overwrites."""
         self.tokens.copy_(tokens)
         self._run(None)
         return self.logits
 
     @torch.no_grad()
     def advance(self, sampling: Sampling) -> None:
-        """From `self.tokens` to the next ones, in place."""
+        """Replace `self.tokens` by the next tokens, in place."""
         self._run(sampling)
 
     def _run(self, sampling: Sampling | None) -> None:
@@ -140,7 +145,7 @@ class Decoder:
             self.tokens.copy_(sampling.choose(self.logits)[:, None])
 
     def _capture(self, sampling: Sampling | None) -> torch.cuda.CUDAGraph:
-        """Runs before the capture move the states on; they are put back."""
+        """Return a captured step. The runs before the capture change tokens and states, which are then restored."""
         kept = [self.tokens.clone(), *(x.clone() for state in self.states for x in state)]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -165,9 +170,9 @@ def _empty_state(mixer: Mixer, batch: int, dtype: torch.dtype, device: torch.dev
 
 
 class Decoders:
-    """The captured steps of one model, by batch size, made anew when anything that they captured has changed.
+    """The decoders of one model, by batch size. They are made anew when anything that their steps captured has changed.
 
-    Copies of a model start without any: a graph holds addresses of the tensors of the model it was captured from.
+    Copies of a model start without any, because a graph holds the addresses of the tensors it was captured with.
     """
 
     def __init__(self) -> None:
@@ -181,15 +186,15 @@ class Decoders:
         return Decoders, ()
 
     def of(self, model: QEDForCausalLM, batch: int, cache: QEDCache | None = None) -> Decoder | None:
-        """Return the decoder of `batch` sequences; None where no captured step is right.
+        """Return the decoder of `batch` sequences; None where no captured step would be right.
 
-        To see that nothing has changed takes a look at every module, so the steps of one `generate` look once, at the
-        first: what a callback changes in the model while `generate` runs acts from the next call on.
+        The check that nothing has changed looks at every module, so one `generate` does it only at its first step. What
+        a callback changes in the model while `generate` runs takes effect from the next call on.
 
         Args:
             model: the model whose decoders these are.
             batch: how many sequences it decodes at once.
-            cache: the cache of a running `generate`, which remembers that its first step has looked.
+            cache: the cache of a running `generate`, which remembers that its first step has checked the model.
         """
         if cache is not None and cache.generating:
             cache.generating = False
@@ -216,9 +221,18 @@ def stream(
     sampling: Sampling | None = None,
     attention_mask: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """Generate; yields tokens [B, n] as they come, `max_new_tokens` in all: where to stop is the caller's business."""
-    found = model(input_ids, attention_mask=attention_mask, use_cache=True, logits_to_keep=1)
-    logits, cache, sampling = found.logits[:, -1], found.past_key_values, sampling or Sampling()
+    """Generate tokens, and yield them [B, n] as they come, `max_new_tokens` in all. The caller decides where a text
+    ends.
+
+    Args:
+        model: the model.
+        input_ids: the prompts [B, T].
+        max_new_tokens: how many tokens to generate.
+        sampling: how tokens are chosen; None for the likeliest.
+        attention_mask: [B, T], 1 at the tokens of padded prompts; None without padding.
+    """
+    output = model(input_ids, attention_mask=attention_mask, use_cache=True, logits_to_keep=1)
+    logits, cache, sampling = output.logits[:, -1], output.past_key_values, sampling or Sampling()
     yield from continued(model, logits, cache, max_new_tokens=max_new_tokens, sampling=sampling)
 
 
@@ -226,12 +240,19 @@ def stream(
 def continued(
     model: QEDForCausalLM, logits: Tensor, cache: QEDCache, *, max_new_tokens: int, sampling: Sampling
 ) -> Iterator[Tensor]:
-    """As `stream`, from the last token's logits [B, vocabulary] and where the model is."""
+    """Generate as `stream` does, after prompts that the model has already read.
+
+    Args:
+        model: the model.
+        logits: logits after the last token, [B, vocabulary].
+        cache: the states after the last token.
+        max_new_tokens, sampling: as in `stream`.
+    """
     tokens = sampling.choose(logits)[:, None]
     yield tokens.clone()
     left = max_new_tokens - 1
     while left > 0:
-        # Whoever takes the tokens may have done anything in between: decoded something else, changed the model.
+        # The caller may have done anything since the last tokens: decoded something else, changed the model.
         decoder = model.decoders.of(model, tokens.shape[0])
         if decoder is None:
             tokens = sampling.choose(model(tokens, past_key_values=cache, use_cache=True).logits[:, -1])[:, None]

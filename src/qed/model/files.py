@@ -1,7 +1,7 @@
 """Which files a checkpoint is read from: safetensors, and nothing that lies outside its folder.
 
-A folder may come from anywhere. Its index says which files hold the weights, so the index is looked at before any of
-them is opened: a pickle can run code, a path can lead to somebody else's files, and a device never ends.
+A folder may come from anywhere. Its index says which files hold the weights, so the index is checked before any of them
+is opened: a pickle can run code, a path can lead to somebody else's files, and reading a device never ends.
 """
 
 from __future__ import annotations
@@ -59,31 +59,34 @@ def check_checkpoint(name: Any, options: dict[str, Any]) -> None:
         pickles = sorted(x.name for pattern in ("*.bin", "*.bin.index*.json") for x in folder.glob(pattern))
         if pickles and not (folder / index).is_file():
             raise ValueError(f"{folder}: expected {weights}, got {', '.join(pickles)}: pickles can run code")
-    found = _find(name, index, options)
-    if found is not None:
-        _check_index(Path(found), folder if folder.is_dir() else None)
+    index_file = _find(name, index, options)
+    if index_file is not None:
+        _check_index(Path(index_file), folder if folder.is_dir() else None)
 
 
 def _check_adapter(folder: Path) -> None:
-    """transformers loads an adapter that it finds beside a model, with peft; its weights have to be safetensors too."""
+    """Raise ValueError for an adapter whose weights are a pickle: transformers loads an adapter that lies beside a
+    model."""
     pickled = any(folder.glob("adapter_model*.bin")) and not (folder / f"adapter_model{SUFFIX}").is_file()
     if pickled and (folder / "adapter_config.json").exists():
         raise ValueError(f"{folder}: expected adapter_model{SUFFIX}, got a pickle: pickles can run code")
 
 
 def _named_in_config(folder: Path) -> str | None:
-    """A file of weights that config.json names, which transformers would take instead of the usual one."""
+    """Return the file of weights that config.json names, if it names one; transformers would take it instead of the
+    usual one."""
     try:
-        found = json.loads((folder / "config.json").read_text("utf-8"))
+        config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None  # transformers says what is wrong with it
-    return found.get("transformers_weights") if isinstance(found, dict) else None
+    return config.get("transformers_weights") if isinstance(config, dict) else None
 
 
 def _find(name: Any, file: str, options: dict[str, Any]) -> str | None:
-    """A file of the folder, or of the hub's model, which is downloaded if need be; None where there is none."""
+    """Return the path of a file of the folder, or of the hub's model, which is downloaded if needed; None where there
+    is none."""
     where = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-    found: str | None = cached_file(
+    path: str | None = cached_file(
         str(name),
         file,
         **{key: options[key] for key in where if options.get(key) is not None},
@@ -91,11 +94,12 @@ def _find(name: Any, file: str, options: dict[str, Any]) -> str | None:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return found
+    return path
 
 
 def _check_index(index: Path, folder: Path | None) -> None:
-    """`folder`: where the named files are; None where they have yet to be downloaded, and only names can be checked."""
+    """Raise ValueError unless the index names only safetensors beside it. `folder` is where the named files are; None
+    if they have yet to be downloaded, so that only their names can be checked."""
     try:
         files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -110,13 +114,14 @@ def _check_index(index: Path, folder: Path | None) -> None:
 
 
 def _is_inside(file: Path, folder: Path) -> bool:
-    """Whether `file` is a regular file of `folder`, or of the store that the hub's cache links its folders to."""
+    """Return whether `file` is a regular file of `folder`, or of the store that the hub's cache links its folders
+    to."""
     whole, target = folder.resolve(), file.resolve()
     stores = [whole] + ([whole.parent.parent / "blobs"] if whole.parent.name == "snapshots" else [])
     return target.is_file() and any(target.is_relative_to(store) for store in stores)
 
 
 def check_config(config: Any) -> None:
-    """The same for a configuration that is passed to `from_pretrained`."""
+    """Raise ValueError if a configuration that is passed to `from_pretrained` names a file of weights."""
     if isinstance(config, PreTrainedConfig) and getattr(config, "transformers_weights", None) is not None:
         raise ValueError(f"transformers_weights: expected None, got {config.transformers_weights!r}")

@@ -1,9 +1,9 @@
-"""What a captured step holds on to, as one value: as long as that is the same, the step may be replayed.
+"""Everything that a captured step depends on, as one value: as long as it stays the same, the step may be replayed.
 
-A CUDA graph keeps addresses of tensors, and numbers that were Python's when it was captured. Weights that change in
-place are read anew by every replay; everything else has to be noticed: another tensor in a weight's place, another
-module, another λ_max, an adapter switched on. The modules of this package say by `SETTINGS` which numbers they use; of
-any other module, such as an adapter, everything counts.
+A CUDA graph keeps addresses of tensors, and the values that Python numbers had when it was captured. Weights that
+change in place are read again by every replay. Every other change has to be noticed: another tensor in a weight's
+place, another module, another λ_max, an adapter switched on. `SETTINGS` says which attributes the modules of this
+package use; of any other module, such as an adapter, everything counts.
 """
 
 from __future__ import annotations
@@ -37,44 +37,46 @@ _GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forwar
 
 
 def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
-    """None where no captured step is right: with softmax layers, whose states grow; with hooks or a `forward` of one
-    module's own, which a replay would not call; where a sequence is spread over processes; and where plain torch was
-    asked for."""
+    """Return what a captured step of a model depends on.
+
+    It is None where no captured step would be right: with softmax layers, whose states grow; with hooks or a `forward`
+    of a single module, which a replay would not call; where a sequence is spread over processes; and where plain torch
+    was asked for."""
     blocks, device = list(model.model.layers), model.lm_head.weight.device.type
-    mixers = [block._modules.get("mixer") for block in blocks]  # past torch's `__getattr__`, which takes its time
+    mixers = [block._modules.get("mixer") for block in blocks]  # torch's `__getattr__` would be slow
     if any(_GLOBAL_HOOKS) or not all(isinstance(mixer, Mixer) and mixer.context is None for mixer in mixers):
         return None
     if any(impl != AUTO and BLOCK.wanted(impl) == REFERENCE for impl in {getattr(x, "impl", AUTO) for x in blocks}):
         return None
-    # The classes that a step takes apart: of them only hooks, weights and parts matter.
+    # A step does not call these classes but their parts: only their hooks, weights and parts matter.
     shells = {type(model), type(model.model)}
-    found: list[Any] = [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
+    values: list[Any] = [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
     left: list[Any] = [model]
     tensors: list[Tensor | None] = []
-    for module in left:  # which grows
+    for module in left:  # the list grows meanwhile
         own, kind = module.__dict__, type(module)
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             return None
-        found.append(kind)
+        values.append(kind)
         settings = None if kind in shells else SETTINGS.get(kind, _everything)
         if settings is not None:
-            found.append(settings(module))
+            values.append(settings(module))
         tensors += own["_parameters"].values()
         tensors += own["_buffers"].values()
         if own["_modules"]:
             left += [x for x in own["_modules"].values() if x is not None]
     plain = nn.Parameter
-    found += [(x.data_ptr(), x.dtype, x.shape, x.stride()) if type(x) is plain else _tensor(x) for x in tensors]
-    return tuple(found)
+    values += [(x.data_ptr(), x.dtype, x.shape, x.stride()) if type(x) is plain else _tensor(x) for x in tensors]
+    return tuple(values)
 
 
 def _tensor(x: Tensor | None) -> Any:
-    """Where it is and how it is read."""
+    """Return where a tensor is and how it is read."""
     if x is None:
         return None
     if type(x) is nn.Parameter or type(x) is Tensor:
         return x.data_ptr(), x.dtype, x.shape, x.stride()
-    if hasattr(x, "__tensor_flatten__"):  # quantised, or spread over processes: what it is made of
+    if hasattr(x, "__tensor_flatten__"):  # quantised, or spread over processes: it is made of other tensors
         return type(x), *(_tensor(getattr(x, name)) for name in x.__tensor_flatten__()[0])
     return id(x)
 
@@ -84,7 +86,7 @@ def _everything(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _frozen(x: Any) -> Any:
-    """A value that stays as it is now, and equals another only if it says the same."""
+    """Return a value that does not change with x, and equals another only if both say the same."""
     if x is None or isinstance(x, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
         return type(x), x
     if isinstance(x, dict):

@@ -1,4 +1,4 @@
-"""Every parameter's first value, in one place. Works after a model was made on the meta device.
+"""The initial values of all parameters, in one place. This also works for a model that was made on the meta device.
 
 | what | value |
 |---|---|
@@ -12,8 +12,9 @@
 | random direction of QED-rand | a unit vector per head |
 
 With `initializer="xavier"` every matrix of a token mixer, o_proj too, is uniform in ± gain · √(6 / (inputs + outputs))
-with gain 2^−2.5 instead, as in NVIDIA's release of GDN-2. All that comes from x is one matrix here and one for each
-projection there, so each projection's rows have their own width. Softmax layers, SwiGLU and embeddings stay as above.
+with gain 2^−2.5 instead, as in NVIDIA's release of GDN-2. That release has one matrix for each projection of x where
+`in_proj` is one matrix for all, so `outputs` is the number of rows of each projection by itself. Softmax layers, SwiGLU
+and embeddings stay as above.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ XAVIER_GAIN = 2**-2.5
 
 @torch.no_grad()
 def initialize(module: nn.Module, config: QEDConfig) -> None:
-    """The parameters that are `module`'s own, unless a checkpoint has filled them. Not its children's, but for a
-    mixer's matrices where they are not normal: only the mixer knows how their rows belong together."""
+    """Give the module's own parameters their initial values, unless a checkpoint has filled them. Its children are left
+    out, except for a mixer's matrices with "xavier": only the mixer knows which rows belong to which projection."""
     deviation = config.initializer_range
     if is_into_residual(module):
         deviation /= math.sqrt(2 * config.num_hidden_layers)
@@ -68,7 +69,7 @@ def _initialize_mixer(module: Mixer, config: QEDConfig) -> None:
 
 
 def _initialize_projections(module: Mixer) -> None:
-    """Xavier uniform, each projection by itself."""
+    """Initialise every projection by itself, with Xavier's uniform distribution."""
     together = [width for width in module.in_proj_parts().values() if width]
     parts = [] if _filled(module.in_proj.weight) else list(module.in_proj.weight.split(together))
     whole = (layer.weight for layer in (module.f_proj, module.g_proj, module.o_proj) if layer is not None)
@@ -77,5 +78,5 @@ def _initialize_projections(module: Mixer) -> None:
 
 
 def _filled(x: Tensor) -> bool:
-    """transformers marks what it has read from a checkpoint."""
+    """Return whether a parameter was read from a checkpoint: transformers marks those that were."""
     return bool(getattr(x, "_is_hf_initialized", False))

@@ -1,4 +1,4 @@
-"""What reaches the recurrent layers, to look at."""
+"""The inputs of the recurrent layers, for analysis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .causal_lm import QEDForCausalLM
 
 @torch.no_grad()
 def mixer_inputs(model: QEDForCausalLM, ids: Tensor) -> dict[int, tuple[Mixer, Tensor]]:
-    """Every recurrent layer by number, with its inputs [B, T, hidden] for tokens [B, T]."""
+    """Return every recurrent layer by its number, with its inputs [B, T, hidden] for tokens `ids` [B, T]."""
     inputs: dict[int, Tensor] = {}
     mixers = {i: block.mixer for i, block in enumerate(model.model.layers) if isinstance(block.mixer, Mixer)}
     hooks = [

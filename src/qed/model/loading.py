@@ -1,4 +1,5 @@
-"""A checkpoint from a folder, for commands: whole and of this architecture, or an error that names what is wrong."""
+"""Loads a checkpoint from a folder for commands, with an error that names what is wrong if it is not one of this
+architecture, or not complete."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from .config import QEDConfig
 
 
 def load(checkpoint: Path, *, dtype: torch.dtype, device: str) -> QEDForCausalLM:
-    """The model, ready to be asked."""
+    """Return the model of a checkpoint in evaluation mode; raise ValueError if the folder is none.
+
+    Args:
+        checkpoint: a folder that `save_pretrained` wrote.
+        dtype: the dtype of the weights.
+        device: the device to move the model to.
+    """
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what is wrong is said once, below
 

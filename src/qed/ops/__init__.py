@@ -1,6 +1,7 @@
-"""The mathematics: one recurrence, three forms. Imports torch only.
+"""The mathematics: one recurrence, three forms. Its only dependency is torch.
 
-reference (the definition) → decay and chunkwise (the chunk form) → registration (torch operators) → api.
+Read it in this order: reference (the definition) → decay and chunkwise (the chunk form) → operators (torch operators)
+→ routes (which form runs) → api.
 """
 
 from .api import erase_write, erase_write_step, explain

@@ -2,9 +2,10 @@
 
     M = Π_t (I − k_t a_tᵀ) Diag(exp g_t)          N = the state the segment reaches from zero
 
-Affine maps compose, so a long sequence need not be walked in one line: find every segment's map at once, compose
-them to get the state each one starts from, and run all segments side by side. Long prefill with a small batch,
-sequences spread over processes and prefix caching are callers of these few lines.
+Affine maps compose, so a long sequence need not be computed from one end to the other: find the maps of all segments
+in parallel, compose them to get the state that each segment starts from, and run all segments in parallel. Sequences
+that are spread over processes are run this way (`layers/context.py`), and in the kernels a few long ones
+(`kernels/recurrence/forward.py`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,20 @@ class Affine(NamedTuple):
         return _product(self.M, state) + self.N
 
     def then(self, later: Affine) -> Affine:
-        """This segment followed by `later`."""
+        """Return the map of this segment followed by `later`."""
         return Affine(_product(later.M, self.M), later(self.N))
 
 
 def segment(k: Tensor, a: Tensor, u: Tensor, g: Tensor | None = None, *, impl: str = "auto") -> Affine:
-    """The map of a whole segment: k, a [B, T, H, K], u [B, T, H, V], g as in `erase_write` → M, N of [B, H, ·, ·].
+    """Return the map of a whole segment, M [B, H, K, K] and N [B, H, K, V].
 
-    One pass over a state widened to [M | N]: M starts at the identity and is written nothing, N starts at zero.
+    One pass computes both, with a state that is widened to [M | N]: M starts from the identity and gets no writes, N
+    starts from zero.
+
+    Args:
+        k, a: keys and erase vectors [B, T, H, K].
+        u: write vectors [B, T, H, V].
+        g, impl: as in `erase_write`.
     """
     batch, _, heads, width = k.shape
     dtype = torch.promote_types(k.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""The op every model of this package is made of: validate, choose a form, call it.
+"""The op that every model of this package is made of: check the arguments, choose a form, call it.
 
 S_t = (I − k_t a_tᵀ) Diag(exp g_t) S_{t−1} + k_t u_tᵀ          o_t = scale · S_tᵀ q_t
 """
@@ -87,12 +87,12 @@ def erase_write_step(
     inplace: bool = False,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """One token of the recurrence, for decoding; differentiable unless in place.
+    """Run one token of the recurrence, for decoding; differentiable unless in place.
 
     Args:
         q, k, a: [B, H, K]; u: [B, H, V]; g: [B, H, K], [B, H, 1] or None. Dtypes as in `erase_write`.
         state: [B, H, K, V] float32 (float64 for float64 inputs); left as it is unless `inplace`.
-        inplace: write the new state over the old one, whose address then never changes (CUDA graphs).
+        inplace: write the new state over the old one, so that its address never changes, as CUDA graphs need.
         scale, impl: as in `erase_write`.
 
     Returns:
@@ -123,7 +123,8 @@ def explain(
     cu_seqlens: Tensor | None = None,
     impl: str = "auto",
 ) -> Choice:
-    """Which route `erase_write` would take for the same arguments, and why; prints well. Nothing is computed.
+    """Return which route `erase_write` would take for the same arguments, and why, as an object that prints well.
+    Nothing is computed.
 
     Args:
         q, k, a, u, g, scale, initial_state, cu_seqlens, impl: as in `erase_write`.

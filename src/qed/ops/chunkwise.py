@@ -1,5 +1,5 @@
-"""The chunk form of the recurrence in torch, forward and backward: the fast CPU path and the specification of
-every kernel stage.
+"""The chunk form of the recurrence in torch, forward and backward. It is the fast path on CPUs, and says what each
+stage of the kernels has to compute.
 
 A chunk of C tokens with start state S₀ maps to outputs O and end state S_C. With γ_i the decay from the chunk's
 start through token i and rows ã = a∘γ, q̃ = q∘γ, k̄_j = k_j ∘ (decay after token j to the chunk's end):
@@ -19,8 +19,8 @@ with `decay.py` carrying dA, dP and the three decayed rows back to a, q, k and g
 
 Chunks are worked on in *slabs* of a few steps: everything inside a chunk is one batched product over the slab,
 and only R, q̃ S₀ and S run from chunk to chunk. Temporary memory is therefore constant in T. For the backward, the
-forward keeps R of every chunk, P and T, which share a square, and S₀ of every few chunks. The rest is cheaper to
-make again than to keep.
+forward keeps R of every chunk, P and T, which share one square matrix, and S₀ of every few chunks. The rest is cheaper
+to recompute than to keep.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .packing import Schedule, Slab, chunk_bound, sequence_count
 from .precision import compute_dtype
 from .scratch import Scratch
 
-KEEP = 4  # one start state is kept for so many chunks, and the others are made again from it and R
+KEEP = 4  # the start state of every so many chunks is kept, and those of the others are recomputed from it and R
 CHUNK = 32  # longer chunks cost more arithmetic, shorter ones more states and steps: measured best on CPU
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 SLAB_ELEMENTS = 2**18  # tokens × heads × max(K, V) worked on at once: large enough for threads, small enough to cache
 
 
 class Inputs(NamedTuple):
-    """q, k, a [B, T, H, K]; u [B, T, H, V]; g [B, T, H, K or 1]."""
+    """The inputs as slabs gather from them: q, k, a [B, T, H, K]; u [B, T, H, V]; g [B, T, H, K or 1]."""
 
     q: Tensor
     k: Tensor
@@ -53,7 +53,14 @@ class Inputs(NamedTuple):
 
     @staticmethod
     def of(q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None) -> Inputs:
-        """Contiguous, since every slab gathers from them; no decay is a decay of log 0 per head."""
+        """Return the inputs contiguous, since every slab gathers from them, with g = 0 per head where there is no
+        decay.
+
+        Args:
+            q, k, a: [B, T, H, K].
+            u: [B, T, H, V].
+            g: [B, T, H, K], [B, T, H, 1] or None.
+        """
         decay = q.new_zeros(*q.shape[:3], 1) if g is None else g
         return Inputs(*(x.contiguous() for x in (q, k, a, u, decay)))
 
@@ -68,7 +75,7 @@ class ChunkTerms:
         q, k, a, _, g = inputs
         heads, width = q.shape[2:]
         b = slab.chunks * heads
-        self.here = slice(slab.first_chunk * heads, slab.first_chunk * heads + b)  # in what is kept of every chunk
+        self.here = slice(slab.first_chunk * heads, slab.first_chunk * heads + b)  # among all chunks
         self.x = scratch("x", 2, b, CHUNK, width)
         slab.gather(a, self.x[0])
         slab.gather(q, self.x[1])
@@ -177,11 +184,11 @@ def backward(do: Tensor, dstate: Tensor | None, x: Arguments, saved: list[Tensor
 
 
 def _without_broken(U: Tensor) -> Tensor | None:
-    """Set what is not finite to 0, in place, and return the tokens and columns [b, C, V] from the first such write of
-    their chunk on; None if every write is finite.
+    """Set what is not finite in U to 0, in place, and return the tokens and columns [b, C, V] from the first such write
+    of their chunk on; None if every write is finite.
 
-    A product with T or P would carry it to tokens before its own, as 0 · ∞. Elsewhere than on a CPU, where asking would
-    mean to wait for the device, it is assumed that some are not finite."""
+    A product with T or P would carry a value that is not finite to tokens before its own, as 0 · ∞. Whether
+    there are any is checked on a CPU alone: elsewhere the check would wait for the device, so some are assumed."""
     if U.device.type == "cpu" and bool(U.sum().isfinite()):
         return None
     broken = ~U.isfinite()
@@ -196,11 +203,7 @@ def step(
     for both a and q.
 
     Args:
-        q, k, a: [B, H, K].
-        u: [B, H, V].
-        g: [B, H, K], [B, H, 1] or None.
-        state: [B, H, K, V].
-        scale: factor on the read.
+        q, k, a, u, g, state, scale: as in `reference.step`.
     """
     q = q * scale
     if g is not None:
@@ -228,13 +231,14 @@ def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
 
 
 def _clear_beyond(saved: list[Tensor], schedule: Schedule, heads: int) -> None:
-    """Packed sequences may have fewer chunks than the bound: nothing uninitialised leaves the op."""
+    """Set to 0 what is saved for chunks beyond the last: packed sequences may have fewer chunks than the bound, and
+    nothing uninitialised may leave the op."""
     for kept, chunks_each in zip(saved, (KEEP, 1, 1), strict=False):
         kept[schedule.chunks(chunks_each) * heads :] = 0
 
 
 def _start_states(slab: Slab, kept_states: Tensor, gamma: Tensor, k_bar: Tensor, R: Tensor, scratch: Scratch) -> Tensor:
-    """S₀ [b, K, V] of every chunk: kept, or S_C of the chunk before."""
+    """Return S₀ [b, K, V] of every chunk: the one that was kept, or S_C of the chunk before."""
     s0 = scratch("s0", R.shape[0], *kept_states.shape[1:])
     before = slice(0)
     for here, _, kept in slab.steps:
@@ -253,7 +257,7 @@ def _slab_tokens(q: Tensor, u: Tensor) -> int:
 
 
 def _lanes_of(state: Tensor | None, schedule: Schedule, q: Tensor, u: Tensor) -> Tensor:
-    """A fresh state buffer [N × H, K, V] in lane order."""
+    """Return a new state buffer [N × H, K, V] in lane order."""
     shape = (len(schedule.order) * q.shape[2], q.shape[3], u.shape[3])
     if state is None:
         return q.new_zeros(shape, dtype=compute_dtype(q.dtype))
@@ -261,6 +265,6 @@ def _lanes_of(state: Tensor | None, schedule: Schedule, q: Tensor, u: Tensor) ->
 
 
 def _sequences_of(lanes: Tensor, schedule: Schedule, heads: int) -> Tensor:
-    """Back from lane order to [N, H, K, V] in the caller's order."""
+    """Return the states [N, H, K, V] in the caller's order, from those in lane order."""
     back = torch.tensor(schedule.order, device=lanes.device).argsort()
     return lanes.unflatten(0, (-1, heads)).index_select(0, back)

@@ -33,25 +33,27 @@ from .scratch import Scratch
 
 
 def half_sizes(chunk: int) -> list[int]:
-    """1, 2, 4, …, chunk / 2."""
+    """Return the sizes of the halves at every level of the tree: 1, 2, 4, …, chunk / 2."""
     return [1 << level for level in range(chunk.bit_length() - 1)]
 
 
 def halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
-    """First and second halves of every block of 2·half tokens: views [..., blocks, half, K] of x [..., C, K]."""
+    """Return the first and second halves of every block of 2·half tokens, as views [..., blocks, half, K] of x
+    [..., C, K]."""
     first, second = x.unflatten(-2, (-1, 2, half)).unbind(-3)
     return first, second
 
 
 def lower_left(m: Tensor, half: int) -> Tensor:
-    """Lower-left quarter of every diagonal block of 2·half: a view [..., blocks, half, half] of m [..., C, C]."""
+    """Return the lower-left quarter of every diagonal block of 2·half rows, as a view [..., blocks, half, half] of m
+    [..., C, C]."""
     *batch, row, column = m.stride()
     shape = (*m.shape[:-2], m.shape[-1] // (2 * half), half, half)
     return m.as_strided(shape, (*batch, 2 * half * (row + column), row, column), m.storage_offset() + half * row)
 
 
 class Decayed(NamedTuple):
-    """What a chunk shows to the states at its two ends."""
+    """The terms by which a chunk meets the states at its two ends."""
 
     x_tilde: Tensor  # [2, b, C, K] a and q times the decay from the chunk's start through their token
     k_bar: Tensor  # [b, C, K] k times the decay after its token, through the chunk's end
@@ -59,7 +61,8 @@ class Decayed(NamedTuple):
 
 
 class Decay(ABC):
-    """The decays of a slab's chunks, between its tokens and to both ends. Takes g over: its memory is used."""
+    """The decays of a slab's chunks: between their tokens, and from their tokens to both ends. The memory of g is
+    overwritten."""
 
     def __init__(self, g: Tensor, x: Tensor, k: Tensor, scratch: Scratch):
         self.each = g.exp_()
@@ -68,20 +71,26 @@ class Decay(ABC):
 
     @abstractmethod
     def pairs(self, m: Tensor) -> Decayed:
-        """Fill m [2, b, C, C] with the pair products: strictly lower, zero elsewhere."""
+        """Fill m [2, b, C, C] with the pair products below the diagonal and zeros elsewhere."""
 
     @abstractmethod
     def keep_pairs(self) -> Decayed:
-        """Grow the tree as `pairs` does, and keep what `backward` needs instead of the products."""
+        """Build the tree as `pairs` does, and keep what `backward` needs instead of the products."""
 
     @abstractmethod
     def backward(self, dm: Tensor, dx: Tensor, dk: Tensor, d_gamma: Tensor) -> Tensor:
-        """dg, given the gradients of M (only its strict lower part counts), of x̃, of k̄ and of log γ_C [b, K]. Those
-        of x̃ and k̄ are made those of x and k in place, with the pairs' share."""
+        """Return the gradient of g, and turn the gradients of x̃ and k̄ in place into those of x and k, pairs included.
+
+        Args:
+            dm: gradient of M, [2, b, C, C]; only what is below the diagonal counts.
+            dx: gradient of x̃, [2, b, C, K], which becomes that of x.
+            dk: gradient of k̄, [b, C, K], which becomes that of k.
+            d_gamma: gradient of log γ_C, [b, K].
+        """
 
     def _begin_gradient(self, dx: Tensor, dk: Tensor, d_gamma: Tensor, decayed: Decayed) -> None:
-        """The gradients of the logarithms of the whole chunk's factors; those of the pairs' factors go on top on the
-        way down to single tokens."""
+        """Start with the gradients of the logarithms of the whole chunk's factors. Those of the pairs' factors are
+        added on the way down to single tokens."""
         x_tilde, k_bar, _ = decayed
         self.d_prefix = torch.mul(x_tilde[0], dx[0], out=self.scratch("d_prefix", *dk.shape))
         self.d_prefix.addcmul_(x_tilde[1], dx[1])
@@ -89,8 +98,8 @@ class Decay(ABC):
         self.d_suffix = torch.mul(k_bar, dk, out=self.scratch("d_suffix", *dk.shape))
 
     def _unmerge(self, half: int) -> tuple[Tensor, Tensor]:
-        """From the factors of blocks of 2·half tokens to those of their halves. Returns the views that take this
-        level's own terms: of the first half's suffix and of the second half's prefix."""
+        """Go from the factors of blocks of 2·half tokens to those of their halves. Return the views that this level's
+        own terms have to be added to: the first half's suffix and the second half's prefix."""
         first_prefix, second_prefix = halves(self.d_prefix, half)
         first_suffix, _ = halves(self.d_suffix, half)
         first_prefix.select(-2, -1).add_(second_prefix.sum(-2) if half > 1 else second_prefix.squeeze(-2))
@@ -109,9 +118,10 @@ class Level(NamedTuple):
 
 
 class ChannelDecay(Decay):
-    """A decay of its own in every channel. x and k are decayed in place, block by larger block."""
+    """Every channel has its own decay. Copies of x and k are decayed in place, block by larger block."""
 
     def pairs(self, m: Tensor) -> Decayed:
+        """Fill m as `Decay.pairs` says, with one batched product for every level of the tree."""
         m.zero_()
         self._begin()
         b, chunk, width = self.k.shape
@@ -126,6 +136,7 @@ class ChannelDecay(Decay):
         return self._decayed()
 
     def keep_pairs(self) -> Decayed:
+        """Keep both operands of every level's product."""
         self._begin()
         self.levels = []
         b, chunk, width = self.k.shape
@@ -139,13 +150,18 @@ class ChannelDecay(Decay):
         return self._decayed()
 
     def backward(self, dm: Tensor, dx: Tensor, dk: Tensor, d_gamma: Tensor) -> Tensor:
+        """Go down the tree, from the whole chunk to single tokens.
+
+        Args:
+            dm, dx, dk, d_gamma: as in `Decay.backward`.
+        """
         self._begin_gradient(dx, dk, d_gamma, self._decayed())
         for half, rows, columns, first_total, second_total in reversed(self.levels):
             b, blocks, _, _, width = rows.shape
             d_product = self.scratch("product", b, blocks, 2, half, half).copy_(lower_left(dm, half).movedim(0, 2))
             d_rows = self.scratch("d_rows", *rows.shape)
             d_columns = self.scratch("d_columns", *columns.shape)
-            if half == 1:  # a batch of outer products of two numbers and one: cheaper entry by entry
+            if half == 1:  # outer products of two numbers and one are cheaper entry by entry
                 torch.mul(d_product, columns.unsqueeze(2), out=d_rows)
                 torch.mul(d_product[:, :, 0], rows[:, :, 0], out=d_columns)
                 d_columns.addcmul_(d_product[:, :, 1], rows[:, :, 1])
@@ -164,13 +180,13 @@ class ChannelDecay(Decay):
         return self.d_prefix
 
     def _begin(self) -> None:
-        """Blocks of one token: x has decayed once, k not yet."""
+        """Start with blocks of one token, where x has decayed once and k not yet."""
         self.x_tilde = torch.mul(self.x, self.each, out=self.scratch("x_tilde", *self.x.shape))
         self.k_bar = self.scratch("k_bar", *self.k.shape).copy_(self.k)
         self.total = self.each
 
     def _merge(self, half: int) -> tuple[Tensor, Tensor]:
-        """Blocks of 2·half tokens from their halves, whose own decays are returned."""
+        """Make blocks of 2·half tokens from their halves, and return the decays over these halves."""
         first, second = halves(self.total, 1)
         halves(self.x_tilde, half)[1].mul_(first)
         halves(self.k_bar, half)[0].mul_(second)
@@ -182,9 +198,11 @@ class ChannelDecay(Decay):
 
 
 class HeadDecay(Decay):
-    """One decay per head: a plain product times a matrix of decays, all from the tree of small [b, C, 1] factors."""
+    """There is one decay per head: M is a plain product times a matrix of decays, which come from a tree of small
+    [b, C, 1] factors."""
 
     def pairs(self, m: Tensor) -> Decayed:
+        """Fill m as `Decay.pairs` says, with one product of the whole chunk."""
         b, chunk, _ = self.k.shape
         after_start, until_end = self.each, torch.ones_like(self.each)
         self.between = self.scratch("between", b, chunk, chunk).zero_()  # decay between j and i
@@ -202,11 +220,17 @@ class HeadDecay(Decay):
         return Decayed(x_tilde, k_bar, after_start[:, -1:])
 
     def keep_pairs(self) -> Decayed:
+        """Keep the products themselves: the gradient of g needs them."""
         self.m = self.scratch("m", *self.x.shape[:3], self.x.shape[2])
         self.decayed = self.pairs(self.m)
         return self.decayed
 
     def backward(self, dm: Tensor, dx: Tensor, dk: Tensor, d_gamma: Tensor) -> Tensor:
+        """Take the whole chunk's factors down the tree, and the pairs by products of the whole chunk.
+
+        Args:
+            dm, dx, dk, d_gamma: as in `Decay.backward`.
+        """
         self._begin_gradient(dx, dk, d_gamma, self.decayed)
         self.d_prefix, self.d_suffix = (d.sum(-1, keepdim=True) for d in (self.d_prefix, self.d_suffix))
         for half in reversed(self.half_sizes):

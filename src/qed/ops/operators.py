@@ -5,7 +5,7 @@
     qed::erase_write_<form>_backward_<n>(do, dstate, q, k, a, u, g, cu_seqlens, scale, saved) -> six gradients
     qed::erase_write_step_triton(q, k, a, u, g, state, scale) -> (o, new state), and one that writes over the state
 
-What is saved is a fixed number of tensors, not a list, which would take more time before a kernel starts.
+An operator saves a fixed number of tensors, not a list: a list would take more time before a kernel starts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BACKWARD = f"(Tensor do, Tensor? dstate, {_INPUTS}, Tensor? cu_seqlens, float s
 
 
 class Form(NamedTuple):
-    """What a form of the recurrence brings along to become operators."""
+    """What a form of the recurrence has to provide to become operators."""
 
     name: str
     forward: Callable[[Arguments, bool], tuple[Tensor, Tensor, list[Tensor]]]
@@ -86,7 +86,7 @@ class SequenceOperator:
         x = Arguments(q, k, a, u, g, initial_state, cu_seqlens, ctx.scale)
         if do is None:
             do = x.q.new_zeros(x.u.shape)
-        if torch.is_grad_enabled():  # someone wants gradients of these gradients
+        if torch.is_grad_enabled():  # gradients of these gradients are wanted
             return *_loop_gradients(do, dstate, x), None, None
         dq, dk, da, du, dg, ds = self._backward(do, dstate, *x[:5], x.cu_seqlens, x.scale, saved[7:])
         return (
@@ -111,7 +111,7 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *given, ctx.scale = inputs
     ctx.save_for_backward(*given, *output[2:])
-    ctx.set_materialize_grads(False)  # no zeros the size of what is saved
+    ctx.set_materialize_grads(False)  # or torch would make zeros as large as what is saved
 
 
 def _without_state(
@@ -132,7 +132,8 @@ def _gradients_like(x: Arguments) -> chunkwise.Gradients:
 
 
 def _loop_gradients(do: Tensor, dstate: Tensor | None, x: Arguments) -> list[Tensor | None]:
-    """Gradients of q, k, a, u, g and the initial state that can be differentiated again: those of the token loop."""
+    """Return gradients of q, k, a, u, g and the initial state that can be differentiated again: those of the token
+    loop."""
     leaves = leaves_of(x[:6])
     q, k, a, u, g, initial_state = leaves
     o, state = reference.erase_write(x._replace(q=q, k=k, a=a, u=u, g=g, initial_state=initial_state))
@@ -165,7 +166,7 @@ def _keep_step(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate_step(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
-    """One token is cheap: run it again in torch, and let autograd go back through that."""
+    """Run the token again in torch, which is cheap, and let autograd differentiate that."""
     leaves = leaves_of(ctx.saved_tensors)
     twice = torch.is_grad_enabled()
     with torch.enable_grad():

@@ -2,8 +2,9 @@
 
 A batch [B, T, ...] and a packed batch [1, total, ...] with `cu_seqlens` are the same thing here: flat tokens
 plus sequence offsets. Every sequence is cut into chunks of C tokens; *step* n holds chunk n of every sequence
-long enough to have one. Sequences are ordered longest first into *lanes*, so those still alive at step n are a
-prefix, and one buffer of states serves them all. A *slab* is a few steps of a few lanes, bounded in size.
+long enough to have one. Each sequence is a *lane*, and lanes are ordered longest first. The sequences that still have
+a chunk at step n are then the first lanes, so one buffer of states serves them all. A *slab* is a few steps of a few
+lanes, bounded in size.
 """
 
 from __future__ import annotations
@@ -20,12 +21,20 @@ from .validation import offsets_of
 
 
 def sequence_count(q: Tensor, cu_seqlens: Tensor | None) -> int:
-    """Number of sequences N, the leading dimension of the state."""
+    """Return the number of sequences N, the leading dimension of the state."""
     return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
 def chunk_bound(batch: int, tokens: int, sequences: int, chunk: int, packed: bool) -> int:
-    """An upper bound on the number of chunks that depends on shapes alone (exact when not packed)."""
+    """Return an upper bound on the number of chunks that depends on shapes alone; it is exact if nothing is packed.
+
+    Args:
+        batch: B, the number of rows.
+        tokens: T, the tokens of each row.
+        sequences: N, the number of sequences.
+        chunk: tokens of a chunk.
+        packed: whether the sequences are packed along T.
+    """
     if packed:
         return (tokens + sequences * (chunk - 1)) // chunk
     return batch * -(-tokens // chunk)
@@ -35,12 +44,13 @@ class Step(NamedTuple):
     """One step of a slab."""
 
     chunks: slice  # its rows among the slab's chunks × heads
-    lanes: slice  # the rows of the state buffer that it carries on
-    kept: slice | None  # its rows among the start states kept for the backward, if they are
+    lanes: slice  # the rows of the state buffer that it moves on by one chunk
+    kept: slice | None  # its rows among the start states kept for the backward, if its own are kept
 
 
 class Grid(NamedTuple):
-    """Where a slab's tokens lie when its chunks are whole and evenly spaced: one strided view, so a plain copy."""
+    """Where a slab's tokens lie when its chunks are whole and evenly spaced: in one strided view, so that gathering
+    them is a plain copy."""
 
     first: int  # row of the first token and head in a tensor viewed as [tokens * H, ...]
     shape: tuple[int, ...]  # steps, lanes, H, C
@@ -52,23 +62,27 @@ class Grid(NamedTuple):
         return x.as_strided((*self.shape, width), strides, x.storage_offset() + self.first * width)
 
     def gather(self, x: Tensor, out: Tensor) -> None:
+        """Copy the slab's tokens of x into `out`; see `Slab.gather`."""
         out.unflatten(0, self.shape[:3]).copy_(self._view(x))
 
     def scatter(self, chunked: Tensor, out: Tensor) -> None:
+        """Copy the slab's chunks to their tokens in `out`; see `Slab.scatter`."""
         self._view(out).copy_(chunked.unflatten(0, self.shape[:3]))
 
 
 class Rows(NamedTuple):
-    """Where a slab's tokens lie in general: row by row."""
+    """Where a slab's tokens lie in general: every token and head has a row of its own."""
 
     rows: Tensor  # [chunks * H * C] row of each token and head in a tensor viewed as [tokens * H, ...]
     padding: Tensor  # [chunks * H * C] bool, True where a chunk reaches past its sequence
 
     def gather(self, x: Tensor, out: Tensor) -> None:
-        found = x.view(-1, x.shape[-1]).index_select(0, self.rows).masked_fill_(self.padding[:, None], 0)
-        out.copy_(found.view(out.shape))
+        """Copy the slab's tokens of x into `out`; see `Slab.gather`."""
+        tokens = x.view(-1, x.shape[-1]).index_select(0, self.rows).masked_fill_(self.padding[:, None], 0)
+        out.copy_(tokens.view(out.shape))
 
     def scatter(self, chunked: Tensor, out: Tensor) -> None:
+        """Copy the slab's chunks to their tokens in `out`; see `Slab.scatter`."""
         there = ~self.padding
         values = chunked.reshape(there.shape[0], -1)[there].to(out.dtype)
         out.view(-1, out.shape[-1]).index_copy_(0, self.rows[there], values)
@@ -84,7 +98,8 @@ class Slab:
     places: Grid | Rows
 
     def gather(self, x: Tensor, out: Tensor) -> Tensor:
-        """Contiguous [B, T, H, D] → `out` [chunks * H, C, D], zeros where there is no token."""
+        """Copy the slab's tokens from the contiguous x [B, T, H, D] into `out` [chunks * H, C, D], with zeros where
+        there is no token, and return `out`."""
         self.places.gather(x, out)
         return out
 
@@ -106,7 +121,14 @@ class Schedule:
 
     @staticmethod
     def of(q: Tensor, cu_seqlens: Tensor | None, chunk: int) -> Schedule:
-        """From shapes alone; with `cu_seqlens`, from its values, which a GPU has to be waited for."""
+        """Return the schedule of a batch. It follows from shapes alone; with `cu_seqlens` it follows from their values,
+        and if these are on a GPU, the host waits for it.
+
+        Args:
+            q: queries [B, T, H, K], of which only the shape and the device count.
+            cu_seqlens: offsets [N + 1] of packed sequences, or None.
+            chunk: tokens of a chunk.
+        """
         batch, tokens, heads = q.shape[:3]
         offsets = [n * tokens for n in range(batch + 1)] if cu_seqlens is None else offsets_of(cu_seqlens, tokens)
         lengths = [end - start for start, end in pairwise(offsets)]
@@ -121,12 +143,12 @@ class Schedule:
         )
 
     def chunks(self, each: int = 1) -> int:
-        """How many groups of `each` chunks, and what is left of one, all sequences have."""
+        """Return into how many groups of up to `each` chunks all sequences are cut."""
         return sum(-(-length // (each * self.chunk)) for length in self.lengths)
 
     def slabs(self, token_heads: int, every: int) -> Iterator[Slab]:
-        """Cut lanes, then steps, into slabs of at most `token_heads` tokens × heads (at least a lane and `every`
-        steps). The start states of every so many steps are kept, the first of each slab among them."""
+        """Cut lanes, then steps, into slabs of at most `token_heads` tokens × heads, but of at least one lane and
+        `every` steps. The start states of one step in `every` are kept, beginning with the first step of each slab."""
         chunk = kept = 0
         size = max(every, token_heads // (self.heads * self.chunk))  # in chunks
         lanes = size // every
@@ -142,7 +164,8 @@ class Schedule:
                 begin = end
 
     def _slab(self, chunk: int, kept: int, lane: int, step: int, alive: list[int], every: int) -> Slab:
-        """Steps from `step` on of the lanes from `lane` on, so many of which are alive at each."""
+        """Return the slab of the steps from `step` on and the lanes from `lane` on; `alive` says how many lanes each
+        step has. `chunk` and `kept` count the chunks and the kept start states of the slabs before."""
         steps, at, heads = [], 0, self.heads
         for n, count in enumerate(alive):
             rows = count * heads
@@ -171,7 +194,7 @@ class Schedule:
         start = torch.tensor([self.starts[i] + n * self.chunk for i, n in where])
         left = torch.tensor([self.lengths[i] - n * self.chunk for i, n in where])
         position = torch.arange(self.chunk)
-        beyond = position >= left[:, None]  # [chunks, C]: only a sequence's last chunk can be ragged
+        beyond = position >= left[:, None]  # [chunks, C]: only a sequence's last chunk can be shorter
         token = (start[:, None] + position).masked_fill_(beyond, 0)
         rows = token[:, None, :] * self.heads + torch.arange(self.heads)[:, None]  # [chunks, H, C]
         padding = beyond[:, None, :].expand_as(rows)

@@ -13,12 +13,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 stays float64; everything else is computed, and its state kept, in float32."""
+    """Return float64 for float64, and float32 for everything else: the computation and the state have that dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def without_autocast(function: Function) -> Function:
-    """The same function with torch.autocast turned off on the device of its first tensor.
+    """Return the same function with torch.autocast turned off on the device of its first tensor.
 
     The recurrence chooses its own precision. Under autocast torch would run its matrix products in 16 bits, and the
     state with them.

@@ -2,8 +2,8 @@
 
     S_t = (I − k_t a_tᵀ) Diag(exp g_t) S_{t−1} + k_t u_tᵀ          o_t = scale · S_tᵀ q_t
 
-Everything else in this package is tested against these lines. They are plain torch: autograd, double backward and
-any float dtype work, and cost T small steps.
+Everything else in this package is tested against these lines. They are plain torch, so autograd, double backward and
+any float dtype work; a sequence of T tokens takes T small steps, one after the other.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Being an operator, a function is opaque to torch.compile: there is no graph brea
 checks run inside. Operators are made with `Library`, because `custom_op` takes twice as much time before a kernel
 starts.
 
-torch.compile keeps graphs on disk by the names of operators: when what an operator saves changes, its name must change.
+torch.compile caches graphs on disk under the names of operators. When what an operator saves changes, its name must
+change too.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def tensors(count: int) -> str:
-    """The results of an operator that returns so many tensors, in torch's notation."""
+    """Return how torch's notation writes the results of an operator that returns `count` tensors."""
     return f"({', '.join(['Tensor'] * count)})"
 
 
 def leaves_of(inputs: Iterable[Tensor | None]) -> list[Any]:
-    """Tensors to differentiate with respect to. Where gradients of gradients are wanted, tensors that require one stay
-    connected to the graph through a view of themselves; the others are detached."""
+    """Return the tensors to differentiate with respect to. Where gradients of gradients are wanted, tensors that
+    require one stay connected to the graph through a view of themselves; the others are detached."""
 
     def leaf(x: Tensor) -> Tensor:
         return x.view_as(x) if torch.is_grad_enabled() and x.requires_grad else x.detach().requires_grad_()

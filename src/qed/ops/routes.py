@@ -48,7 +48,8 @@ def _step_triton(inplace: bool, differentiable: bool, *inputs: Any) -> tuple[Ten
 
 
 def _step_chunk(inplace: bool, differentiable: bool, *inputs: Any) -> tuple[Tensor, Tensor]:
-    """The loop's own step has a gradient that autocast does not change; the chunk form's is faster without one."""
+    """Where a gradient is needed, run the loop's step, whose gradient autocast does not change. Where none is needed,
+    the chunk form's step is faster."""
     return _step_torch(reference.step if differentiable else without_autocast(chunkwise.step), inplace, *inputs)
 
 
@@ -78,7 +79,8 @@ STEP = Piece(
 
 
 def is_transformed(*inputs: Tensor | None) -> bool:
-    """Whether a tensor is a dual number of forward-mode differentiation, or is being differentiated by torch.func."""
+    """Return whether a tensor is a dual number of forward-mode differentiation, or is being differentiated by
+    torch.func."""
     given = [x for x in inputs if x is not None]
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in given):
         return True

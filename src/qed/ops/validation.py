@@ -70,13 +70,13 @@ def check_step(q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, sta
 
 
 def check_values(g: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None, tokens: int, name: str) -> None:
-    """Run the checks that read values, where they are wanted.
+    """Run the checks that read values, where these are enabled.
 
     Args:
         g: log-decays, which must not be positive or NaN.
         state: a state, which must be finite.
         cu_seqlens: offsets of packed sequences.
-        tokens: how many tokens these have to fill.
+        tokens: how many tokens these sequences have to fill.
         name: what the caller calls the state.
     """
 
@@ -96,7 +96,8 @@ def check_values(g: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | No
 
 
 def offsets_of(cu_seqlens: Tensor, tokens: int) -> list[int]:
-    """`cu_seqlens` on the host, found to be offsets of sequences that fill T tokens. A GPU is waited for."""
+    """Return `cu_seqlens` as a list, after a check that they are offsets of sequences that fill T tokens. If they are
+    on a GPU, the host waits for it."""
     offsets: list[int] = cu_seqlens.tolist()
     if offsets[0] != 0 or offsets[-1] != tokens or any(end < start for start, end in pairwise(offsets)):
         raise ValueError(

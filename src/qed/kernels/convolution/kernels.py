@@ -1,8 +1,8 @@
-"""The short convolution as Triton kernels: `layers/convolution.py` says what it computes.
+"""The short convolution as Triton kernels: `layers/convolution.py` defines what it computes.
 
-Tokens lie flat, [tokens, D], whatever sequences they belong to. A program has a stretch of tokens and some channels,
-and goes from token to token with the last three inputs in registers: every input is read once. Where a sequence begins,
-`place` = 0, they are replaced by its state.
+The tokens of all sequences lie one behind the other, [tokens, D]. A program has a stretch of tokens and some channels,
+and goes from token to token with the last three inputs in registers, so that every input is read once. Where a sequence
+begins, `place` = 0, these three inputs are replaced by its state.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..activations import silu, silu_gradient
 def tap_weight(
     weight, channels, s: tl.constexpr, D: tl.constexpr, W: tl.constexpr, apart: tl.constexpr, taps_apart: tl.constexpr
 ):
-    """The weight [BD] of the input s tokens before, 0 beyond W taps. `apart` and `taps_apart` are the distances in
-    memory between channels and between taps."""
+    """Load the weights [BD] of the input s tokens before; they are 0 beyond W taps. `apart` and `taps_apart` are the
+    distances in memory between channels and between taps."""
     if s < W:
         found = tl.load(weight + channels * apart + (W - 1 - s) * taps_apart, mask=channels < D, other=0.0)
         return found.to(tl.float32)
@@ -27,7 +27,7 @@ def tap_weight(
 
 @triton.jit
 def row(x, t, stride, channels, there, D: tl.constexpr):
-    """Token t of x [BD], zeros if it is not there."""
+    """Load token t of x, [BD]; zeros if it is not there."""
     inside = channels < tl.where(there, D, 0)
     return tl.load(x + t.to(tl.int64) * stride + channels, mask=inside, other=0.0)
 
@@ -37,7 +37,7 @@ def earlier(
     x, stride, state, t, place, owner, channels, s: tl.constexpr,
     D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
 ):  # fmt: skip
-    """The input s tokens before token t, or what its sequence's state has for it."""
+    """Load the input s tokens before token t, from the state of its sequence if that lies before its first token."""
     found = row(x, t - s, stride, channels, place >= s, D).to(tl.float32)
     if HAS_STATE and s < W:
         where = owner.to(tl.int64) * (W - 1) + (W - 1 - s + place)
@@ -50,7 +50,7 @@ def forward_kernel(
     x, weight, state, places, owners, y, x_stride, tokens,
     D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The convolution and SiLU of BT tokens and BD channels."""
+    """Compute the convolution and SiLU of BT tokens and BD channels."""
     first = tl.program_id(0) * BT
     last = tl.minimum(first + BT, tokens)
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -67,7 +67,7 @@ def forward_kernel(
     for i in range(last - first):
         t = first + i
         x0, next0, next1 = next0.to(tl.float32), next1, next2
-        next2 = row(x, t + 3, x_stride, channels, t + 3 < last, D)  # on its way while three tokens are worked on
+        next2 = row(x, t + 3, x_stride, channels, t + 3 < last, D)  # is loaded while three tokens are computed
         place, next_place = next_place, tl.load(places + t + 1, mask=t + 1 < last, other=0)
         if place == 0:
             owner = tl.load(owners + t)
@@ -85,8 +85,8 @@ def backward_kernel(
     dy_stride, x_stride, tokens,
     D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of inputs and taps. An input's gradient is complete three tokens later, so the pass goes that far
-    into the next stretch."""
+    """Compute the gradients of inputs and taps. An input's gradient is complete three tokens later, so the pass goes
+    that far into the next stretch."""
     first = tl.program_id(0) * BT
     last = tl.minimum(first + BT, tokens)
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -102,7 +102,7 @@ def backward_kernel(
     x_next1 = row(x, first + 1, x_stride, channels, first + 1 < tokens, D)
     d_next1 = row(dy, first + 1, dy_stride, channels, first + 1 < tokens, D)
     nothing = tl.zeros((BD,), tl.float32)
-    d1, d2, d3 = nothing, nothing, nothing  # of the inputs one, two and three tokens ago, as far as it has come
+    d1, d2, d3 = nothing, nothing, nothing  # of the inputs one, two and three tokens ago, not yet complete
     dw0, dw1, dw2, dw3 = nothing, nothing, nothing, nothing
     next_place = place
     for i in range(last - first + 3):
@@ -152,8 +152,8 @@ def window_gradients_kernel(
     x_stride, tokens, stretches,
     D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of inputs and taps from those of the window sums, where sequences start from zeros. Unlike
-    `backward_kernel` it has no sums to recompute and no places to look up, so it loads three tokens ahead."""
+    """Compute the gradients of inputs and taps from those of the window sums, where sequences start from zeros. Unlike
+    `backward_kernel` it has no sums to recompute and no places to look up, so it can load three tokens ahead."""
     sequence, first = tl.program_id(0) // stretches, tl.program_id(0) % stretches * BT
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
     start = sequence.to(tl.int64) * tokens
@@ -172,8 +172,8 @@ def window_gradients_kernel(
     d_next1 = row(dz, first + 1, D, channels, first + 1 < tokens, D)
     x_next2 = row(x, first + 2, x_stride, channels, first + 2 < last, D)
     d_next2 = row(dz, first + 2, D, channels, first + 2 < tokens, D)
-    # Each with zeros of its own: of two names for one value, d3 = d2 changes nothing in the loop's first pass, and what
-    # the first pass does not change Triton takes for constant.
+    # Each gets its own zeros. If they were two names of one value, d3 = d2 would change nothing in the first pass of
+    # the loop, and Triton takes what the first pass does not change for a constant.
     d1, d2, d3 = tl.zeros((BD,), tl.float32), tl.zeros((BD,), tl.float32), tl.zeros((BD,), tl.float32)
     dw0, dw1, dw2, dw3 = d1, d1, d1, d1
     for i in range(last - first + 3):

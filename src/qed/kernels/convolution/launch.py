@@ -14,8 +14,8 @@ from torch import Tensor
 from ...ops.registration import register
 from ..launching import FUSED, on_its_device
 
-MOST_TAPS = 4  # that the kernels have registers for
-BLOCK_TOKENS, BLOCK_CHANNELS = 64, 256  # one warp, whose threads each have 16 bytes of a row
+MOST_TAPS = 4  # the kernels keep the inputs of so many taps in registers
+BLOCK_TOKENS, BLOCK_CHANNELS = 64, 256  # of one warp, each of whose threads has 16 bytes of a row
 _INPUTS = "Tensor x, Tensor weight, Tensor? state, Tensor place, Tensor owner"
 
 
@@ -32,14 +32,14 @@ def _settings(x: Tensor, weight: Tensor, state: Tensor | None) -> tuple[tuple[in
 
 @on_its_device
 def forward(x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owner: Tensor) -> Tensor:
-    """Return y [tokens, D].
+    """Return the convolution and SiLU of x, [tokens, D].
 
     Args:
-        x: [tokens, D], tokens of all sequences one behind the other.
+        x: [tokens, D], the tokens of all sequences one behind the other.
         weight: [D, W].
-        state: [N, W − 1, D] the inputs before each sequence's first token; None for zeros.
-        place: [tokens] every token's place in its sequence.
-        owner: [tokens] the sequence it belongs to.
+        state: [N, W − 1, D], the inputs before each sequence's first token; None for zeros.
+        place: [tokens], every token's place in its sequence.
+        owner: [tokens], the number of the sequence that it belongs to.
     """
     x, (grid, constants) = _contiguous_rows(x), _settings(x, weight, state)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -57,8 +57,8 @@ def forward(x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owne
 def backward(
     dy: Tensor, x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owner: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and of the weight; the state gets none. The weight's is summed over stretches of tokens
-    by torch, without atomics.
+    """Return the gradients of x and of the weight; the state gets none. torch adds up the weight's gradient over the
+    stretches of tokens, so that there are no atomics.
 
     Args:
         dy: gradient of y, [tokens, D].
@@ -81,7 +81,7 @@ def backward(
 
 @on_its_device
 def window_gradients(dz: Tensor, x: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and taps in Σ_s taps[W − 1 − s] · x_{t−s}. The prologue takes them from here.
+    """Return the gradients of x and taps in the sums Σ_s taps[W − 1 − s] · x_{t−s}, for the prologue's backward.
 
     Args:
         dz: gradient of the sums, like x.

@@ -1,7 +1,7 @@
 """One token as Triton kernels: a matrix times a token, and all of a mixer between its first and last matrix.
 
-With EARLY (from Hopper on) a kernel starts while the one before it still runs. Until that one is done it reads only
-what no kernel of the same token writes: its weights, and its own states.
+With EARLY (from Hopper on) a kernel starts while the kernel before it still runs. Until that one is done, it reads only
+what no other kernel writes for the same token: its weights, and its own states.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..recurrence.tiles import load_tile, store_tile
 
 @triton.jit
 def take_over(EARLY: tl.constexpr):
-    """Let the next kernel start; wait until the one before has written all it writes."""
+    """Let the next kernel start, and wait until the kernel before has written everything."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -25,6 +25,7 @@ def take_over(EARLY: tl.constexpr):
 
 @triton.jit
 def row(x, columns, width: tl.constexpr):
+    """Load some columns of one row, in float32; zeros outside it."""
     return tl.load(x + columns, mask=columns < width, other=0.0).to(tl.float32)
 
 
@@ -35,8 +36,9 @@ def vector_kernel(
     NORM: tl.constexpr, SWIGLU: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """W x, W RMSNorm(x), residual + W x, or with SWIGLU silu(W_gate ·) ⊙ W_up · of two matrices one above the other. A
-    program has some rows of the matrix, whole, on their way while it looks at x."""
+    """Compute W x, W RMSNorm(x), residual + W x, or, with SWIGLU, silu(W_gate x) ⊙ W_up x, where W_gate stands above
+    W_up in one matrix. A program has some whole rows of the matrix, which are being loaded while it computes the norm
+    of x."""
     rows, columns = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BM)
     matrix = load_tile(weight, rows, columns, M, N, M)
     if SWIGLU:
@@ -55,8 +57,8 @@ def vector_kernel(
 
 @triton.jit
 def convolved(x, taps, state, columns, D, width: tl.constexpr, W: tl.constexpr, BW: tl.constexpr):
-    """silu of the window's sum; the window moves on by one. A column is in several threads' hands: none writes before
-    all have read."""
+    """Return SiLU of the window's sum, and move the window in the state on by one token. Several threads may hold the
+    same column, so none may write before all have read."""
     i = tl.arange(0, BW)[:, None]
     inside = (columns < width)[None, :]
     window = tl.load(state + i * D + columns[None, :], mask=inside & (i < W - 1), other=0.0)
@@ -81,8 +83,9 @@ def mixer_kernel(
     EARLY: tl.constexpr, AHEAD: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr, BF: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    """A program has one head of one sequence, its columns of both states included. AHEAD: all it reads of its own is on
-    its way before x is there. Without, registers are left for a second program on the same multiprocessor."""
+    """Compute everything between the first and the last matrix of a mixer, for one head of one sequence, whose columns
+    of both states are this program's own. With AHEAD, all weights and states are loaded before x is there. Without it,
+    registers are left for a second program on the same multiprocessor."""
     h, lane = tl.program_id(0) % H, tl.program_id(0).to(tl.int64)
     keys, values, one = tl.arange(0, BK), tl.arange(0, BV), tl.arange(0, 1)
     D: tl.constexpr = 2 * H * K + H * V

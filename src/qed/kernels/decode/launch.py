@@ -1,10 +1,11 @@
-"""Launches the kernels for one token through a block. They are few, because starting one takes as long as most of them
-run.
+"""Launches the kernels for one token through a block. They are few, because launching a kernel takes as long as most of
+them run.
 
     RMSNorm, in_proj │ the mixer up to its gated norm, states in place │ o_proj, + │ RMSNorm, SwiGLU │ down_proj, +
 
-For one sequence these are five kernels. For more, matrices meet more than one vector, and their products are the
-library's, with norms and SwiGLU's product beside them. The layers say in torch what all this computes.
+For one sequence these are five kernels. For more sequences the matrices are multiplied with more than one vector. Then
+torch computes these products, and norms and SwiGLU's product are kernels of their own. The layers define in torch what
+all this computes.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from ..rows.launch import ACTIVATIONS
 if TYPE_CHECKING:
     from ...layers import Mixer, RMSNorm
 
-NUMBERS = 8192  # of a matrix, in one program of `vector_kernel`
-LARGEST = 2**15  # state of a head: more do not fit a program's registers
-MOST = 128  # sequences: for more, the state's columns are better spread over programs, as `erase_write_step` does
+NUMBERS = 8192  # how many numbers of a matrix a program of `vector_kernel` has
+LARGEST = 2**15  # numbers of a head's state: more do not fit into a program's registers
+MOST = 128  # sequences: for more it is faster to spread a state's columns over programs, as `erase_write_step` does
 
 
 def block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor:
-    """Return x [B, hidden] after the block. Both states are written over.
+    """Return the residual stream [B, hidden] after the block. Both states are written over.
 
     Args:
         block: a block whose parts are all the package's own.
-        x: the residual stream.
+        x: the residual stream before the block, which may be written over.
         conv: the convolution's state [B, W − 1, ·].
         recurrent: the recurrent state [B, H, K, V].
     """
@@ -44,7 +45,7 @@ def block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor
 
 
 def normed_projection(linear: nn.Linear, x: Tensor, norm: RMSNorm) -> Tensor:
-    """Return linear(norm(x)) of x [B, ·], in one kernel where there is one sequence.
+    """Return linear(norm(x)), with one kernel if there is one sequence.
 
     Args:
         linear: a plain matrix without a bias.
@@ -57,7 +58,7 @@ def normed_projection(linear: nn.Linear, x: Tensor, norm: RMSNorm) -> Tensor:
 
 
 def _added_projection(linear: nn.Linear, y: Tensor, x: Tensor) -> Tensor:
-    """x + linear(y), which may be written over x."""
+    """Return x + linear(y), which may be written over x."""
     if _in_one_kernel(linear, y):
         return times_vector(y, linear.weight, None, x, swiglu=False)
     same = x.dtype == y.dtype == linear.weight.dtype
@@ -70,7 +71,7 @@ def _in_one_kernel(linear: nn.Linear, x: Tensor) -> bool:
 
 @on_its_device
 def times_vector(x: Tensor, weight: Tensor, norm: RMSNorm | None, residual: Tensor | None, *, swiglu: bool) -> Tensor:
-    """Return W x of x [1, ·], as `vector_kernel` says.
+    """Return W x for one sequence, with a norm, a residual or SwiGLU as `vector_kernel` computes them.
 
     Args:
         x: [1, M].
@@ -97,11 +98,11 @@ def times_vector(x: Tensor, weight: Tensor, norm: RMSNorm | None, residual: Tens
 
 @on_its_device
 def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
-    """Return what `o_proj` takes, [B, H·V], from what `in_proj` gave. Both states are written over.
+    """Return the input of `o_proj`, [B, H·V], from the output of `in_proj`. Both states are written over.
 
     Args:
-        x: what `in_proj` gave, [B, ·].
-        mixer: the layer whose parameters and rule count.
+        x: output of `in_proj`, [B, ·].
+        mixer: the layer with the parameters and the rule.
         conv: the convolution's state [B, W − 1, ·].
         recurrent: the recurrent state [B, H, K, V].
     """
@@ -117,7 +118,7 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
     y, decays = x.new_empty(x.shape[0], H * V), row.decay != "none"
     warps, options = 16 if K * V > LARGEST // 2 else 8, early(x.device)
     if options["EARLY"] and x.shape[0] > 1 and warps == 8:
-        options = options | {"maxnreg": 128}  # two programs on a multiprocessor
+        options = options | {"maxnreg": 128}  # so that two programs fit on a multiprocessor
     mixer_kernel[(x.shape[0] * H,)](
         *(x, conv, recurrent, mixer.conv.weight, None if f is None else f.weight),
         *(mixer.A_log if decays else None, mixer.dt_bias if decays else None),

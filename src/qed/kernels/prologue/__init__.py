@@ -1,1 +1,1 @@
-"""From what `in_proj` gives to what the recurrence takes, in one pass over memory."""
+"""From the output of `in_proj` to the operands of the recurrence, in one pass over memory."""

@@ -1,8 +1,9 @@
-"""The prologue as Triton kernels. Tokens lie flat, whatever sequences they belong to; a program has a stretch of them
+"""The prologue as Triton kernels. The tokens of all sequences lie one behind the other; a program has a stretch of them
 and all channels of one head.
 
-A token's earlier neighbours are read again for every tap, from the first-level cache: the stretch has just read them.
-What is the same for all tokens is read as a tile of equal rows, which is then laid out like theirs.
+A token's earlier neighbours are read again for every tap; they come from the first-level cache, because the program has
+just read them. What is the same for all tokens is read as a tile of equal rows, so that it has the same layout as the
+tokens' own tiles.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ EPS = tl.constexpr(1e-6)  # of `l2_normalize`
 
 @triton.jit
 def load(x, rows, columns, stride, left, width: tl.constexpr):
-    """x [left, width] of some rows and columns, in float32, zeros outside."""
+    """Load some rows and columns of x [left, width], in float32; zeros outside it."""
     mask = ((rows >= 0) & (rows < left))[:, None] & (columns < width)[None, :]
     return tl.load(x + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store(to, rows, columns, stride, left, width: tl.constexpr, x):
+    """Store x as some rows and columns of a matrix [left, width]; what is outside it is left out."""
     mask = (rows < left)[:, None] & (columns < width)[None, :]
     tl.store(to + rows[:, None] * stride + columns[None, :], x.to(to.dtype.element_ty), mask=mask)
 
@@ -33,7 +35,7 @@ def window_sum(
     x, taps, state, place, owner, rows, columns, stride, left, D,
     width: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
 ):  # fmt: skip
-    """Σ_s taps[W − 1 − s] · x_{t−s}; before a sequence's first token, place = 0, lies its state."""
+    """Σ_s taps[W − 1 − s] · x_{t−s}, where the inputs before a sequence's first token (place = 0) are its state."""
     z = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
     inside = columns < width
     for s in tl.static_range(W):
@@ -49,13 +51,14 @@ def window_sum(
 
 @triton.jit
 def unit(x):
+    """x divided by its L2 norm, row by row, as in `l2_normalize`."""
     return x * tl.rsqrt(tl.sum(x * x, 1) + EPS)[:, None]
 
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp x) = max(x, 0) + 2 artanh(y / (2 + y)) with y = exp(−|x|), by its series: a GPU's logarithm has few
-    digits near 1, and small decays are what a model remembers by."""
+    """log(1 + exp x) = max(x, 0) + 2 artanh(y / (2 + y)) with y = exp(−|x|), by its series. A GPU's logarithm has
+    few digits near 1, where the smallest decays come from, with which a model remembers longest."""
     y = exp(-tl.abs(x))
     r = tl.rsqrt(2.0 + y)  # as in `sigmoid`
     z = y * (r * r)  # at most 1 / 3
@@ -66,7 +69,7 @@ def softplus(x):
 
 @triton.jit
 def correction(source, k, b, GATE: tl.constexpr, PROJECT: tl.constexpr):
-    """What λ multiplies in a."""
+    """The correction, which λ multiplies in a."""
     if GATE:
         source = b * source
     if PROJECT:
@@ -84,6 +87,7 @@ def operands_kernel(
     CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
+    """Compute the operands of the recurrence for BT tokens and one head."""
     h, start = tl.program_id(0) % H, tl.program_id(0) // H * BT
     left = all_tokens - start
     rows, keys, values, one = tl.arange(0, BT), tl.arange(0, BK), tl.arange(0, BV), tl.arange(0, 1)
@@ -140,7 +144,7 @@ def operands_kernel(
 
 @triton.jit
 def unit_gradient(y, d):
-    """Of y, from that of unit(y)."""
+    """The gradient of y, from that of unit(y)."""
     r = tl.rsqrt(tl.sum(y * y, 1) + EPS)[:, None]
     return r * (d - y * (r * r * tl.sum(y * d, 1)[:, None]))
 
@@ -150,14 +154,15 @@ def gradients_kernel(
     dq, dk, da, du, dg,  # in
     qkv, taps, b, w, f, A_log, dt_bias, strength, direction,
     dz, db, dw, df,  # out: of the convolution's sums, like qkv, and of b, w and f
-    d_A_log, d_dt_bias, d_strength,  # out, of every stretch of tokens
+    d_A_log, d_dt_bias, d_strength,  # out: one sum for every stretch of tokens
     qkv_stride, b_stride, w_stride, f_stride, sums_stride, all_tokens, tokens,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
     ERASE: tl.constexpr, WRITE: tl.constexpr, DECAY: tl.constexpr,
     CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """`operands_kernel` again, and from its outputs' gradients back to the convolution's sums."""
+    """Recompute what `operands_kernel` computes, and go from the gradients of its outputs back to those of the
+    convolution's sums, of the gates and of the parameters."""
     h, stretch = tl.program_id(0) % H, tl.program_id(0) // H
     start = stretch * BT
     left = all_tokens - start

@@ -1,10 +1,11 @@
-"""Launches the kernels that go from what `in_proj` gives to what the recurrence takes in one pass over memory.
+"""Launches the kernels that compute the operands of the recurrence from the output of `in_proj`, in one pass over
+memory.
 
     q, k, v → short convolution, SiLU → L2 norm of q and k → a, u, g as the row of a rule says
 
-In torch (`Mixer.operands_of_convolved`, `rules.py`), compiled or not, q, k and v are written after the convolution and
-read again; here a token's channels stay in registers. Rules with a function of their own are left to that function.
-This file serves inference; `operator.py` has the same with its gradient.
+In torch (`Mixer.operands_of_convolved`, `rules.py`), compiled or not, q, k and v are written to memory after the
+convolution and read again; here a token's channels stay in registers. A rule that has its own function is computed by
+that function in torch, not here. This file serves inference; `operator.py` has the same with its gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ...layers.mixer import Gates, Mixer
     from ...layers.sequences import Sequences
 
-WIDEST = 256  # channels of a head
+WIDEST = 256  # the most channels that a head may have
 STRETCH, WARPS = 4, 2  # how many tokens and warps a program has, forward and backward
 WIDTHS = {"none": 0, "head": 1, "channel": 2}
 # What these kernels and those for one token know of a rule: the values of its columns that they compute. A column that
@@ -40,7 +41,7 @@ KNOWN_COLUMNS: dict[str, tuple[Any, ...]] = {
 
 
 class Inputs(NamedTuple):
-    """What the operator takes, in its order."""
+    """The arguments of the operator, in their order."""
 
     qkv: Tensor
     taps: Tensor  # of the convolution, [W, D] float32: channels side by side, as they are in qkv
@@ -57,20 +58,21 @@ class Inputs(NamedTuple):
 
     @property
     def value_width(self) -> int:
-        """V."""
+        """V, the channels of a head's values."""
         return self.qkv.shape[2] // self.heads - 2 * self.width
 
     def summed(self) -> list[int]:
-        """Sizes of A_log, dt_bias and strength, whose gradients are sums over all tokens."""
+        """Return the sizes of A_log, dt_bias and strength, whose gradients are sums over all tokens."""
         return [0 if y is None else y.numel() for y in (self.A_log, self.dt_bias, self.strength)]
 
     def laid_out(self) -> Inputs:
-        """As the kernels read them: tokens of [B, T, ·] at one distance from each other."""
+        """Return the inputs as the kernels read them: in each tensor [B, T, ·] all tokens are equally far apart in
+        memory."""
         b, w, f = (None if y is None else _evenly_spaced(y) for y in (self.b, self.w, self.f))
         return self._replace(qkv=_evenly_spaced(self.qkv), b=b, w=w, f=f)
 
     def strides(self) -> list[int]:
-        """The distances between tokens in qkv, b, w and f."""
+        """Return the distances in memory between tokens in qkv, b, w and f."""
         return [0 if y is None else y.stride(1) for y in (self.qkv, self.b, self.w, self.f)]
 
 
@@ -78,11 +80,11 @@ def operands(qkv: Tensor, mixer: Mixer, state: Tensor | None, sequences: Sequenc
     """Return the operands of the recurrence, [B, T, H, ·].
 
     Args:
-        qkv: what the convolution takes, [B, T, 2·H·K + H·V].
-        mixer: the layer whose parameters and rule count.
+        qkv: input of the convolution, [B, T, 2·H·K + H·V].
+        mixer: the layer with the parameters and the rule.
         state: the convolution's state [N, W − 1, ·]; None for zeros.
         sequences: where sequences begin and end.
-        gates: the other projections, before any function of them.
+        gates: the other projections, before their activations.
     """
     places = owners = None
     if sequences.cu_seqlens is not None:
@@ -94,12 +96,12 @@ def arguments(qkv: Tensor, mixer: Mixer, gates: Gates) -> Inputs:
     """Return the operator's inputs for a layer.
 
     Args:
-        qkv: what the convolution takes, [B, T, 2·H·K + H·V].
-        mixer: the layer whose parameters and rule count.
-        gates: the other projections, before any function of them.
+        qkv: input of the convolution, [B, T, 2·H·K + H·V].
+        mixer: the layer with the parameters and the rule.
+        gates: the other projections, before their activations.
     """
-    weight = mixer.conv.weight.to(qkv.dtype).t()  # rounded as a layer in that precision has it
-    # In one copy, whatever the precision: from float32 `to` alone would give a view.
+    weight = mixer.conv.weight.to(qkv.dtype).t()  # rounded like the weights of a layer in that precision
+    # One contiguous copy in every precision: from float32, `to` alone would return a view.
     taps = weight.to(torch.float32, memory_format=torch.contiguous_format).contiguous()
     A_log, dt_bias = (mixer.A_log, mixer.dt_bias) if mixer.row.decay != "none" else (None, None)
     direction = mixer.random_direction if mixer.row.direction == "head" else None
@@ -112,7 +114,7 @@ def arguments(qkv: Tensor, mixer: Mixer, gates: Gates) -> Inputs:
 def launch(
     *given: Any, state: Tensor | None = None, places: Tensor | None = None, owners: Tensor | None = None
 ) -> Operands:
-    """Launch the forward kernel.
+    """Launch the forward kernel, and return the operands of the recurrence, [B, T, H, ·].
 
     Args:
         given: the fields of `Inputs`.
@@ -122,22 +124,22 @@ def launch(
     from .kernels import operands_kernel
 
     x = Inputs(*given)
-    found, x = operands_like(x), x.laid_out()
+    outputs, x = operands_like(x), x.laid_out()
     tokens = x.qkv.shape[:2].numel()
     if tokens:
         operands_kernel[(-(-tokens // STRETCH) * x.heads,)](
             *(x.qkv, x.taps, x.taps if state is None else state.to(x.qkv.dtype).contiguous(), places, owners),
-            *(*x[2:9], *found, *x.strides(), tokens, x.qkv.shape[1]),
+            *(*x[2:9], *outputs, *x.strides(), tokens, x.qkv.shape[1]),
             **{"PACKED": places is not None, "HAS_STATE": state is not None, "BT": STRETCH},
             **_constants(x),
             num_warps=WARPS,
         )
-    return found
+    return outputs
 
 
 @on_its_device
 def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
-    """Return the gradients of qkv, taps, b, w and f, and those of A_log, dt_bias and strength in one row.
+    """Return the gradients of qkv, taps, b, w and f, and those of A_log, dt_bias and strength in one vector.
 
     Args:
         dq, dk, da, du, dg: gradients of the operands.
@@ -150,7 +152,7 @@ def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, 
     (dz, _, db, dw, df, _), widths, x = gradients_like(x), x.summed(), x.laid_out()
     tokens = x.qkv.shape[:2].numel()
     stretches = -(-tokens // STRETCH)
-    # Of every stretch: what is summed over tokens is summed by torch. No atomics.
+    # The kernel writes the sums of every stretch and torch adds these up, so that there are no atomics.
     sums = dz.new_empty(stretches, sum(widths), dtype=torch.float32)
     if tokens:
         gradients_kernel[(stretches * x.heads,)](
@@ -170,7 +172,7 @@ def _constants(x: Inputs) -> dict[str, Any]:
 
 
 def rule_constants(row: Rule) -> dict[str, Any]:
-    """The columns of a rule as constants of the kernels that make a and u."""
+    """Return the columns of a rule as constants of the kernels that compute a and u."""
     widths = {name.upper(): WIDTHS[getattr(row, name)] for name in ("erase", "write", "decay")}
     correction = {"CORRECTED": row.strength, "DIRECTED": row.direction == "head"}
     return widths | correction | {"GATE": row.gate, "PROJECT": row.project}
@@ -182,7 +184,7 @@ def _evenly_spaced(x: Tensor) -> Tensor:
 
 
 def operands_like(x: Inputs) -> Operands:
-    """Uninitialised memory for the operands."""
+    """Return uninitialised memory for the operands."""
 
     def empty(width: int, **options: Any) -> Tensor:
         return x.qkv.new_empty(*x.qkv.shape[:2], x.heads, width, **options)
@@ -194,6 +196,7 @@ def operands_like(x: Inputs) -> Operands:
 
 
 def gradients_like(x: Inputs) -> list[Tensor]:
-    """As `backward` returns them. Contiguous; empty where there is no such input: an operator returns tensors."""
+    """Return uninitialised memory for the gradients that `backward` returns. It is contiguous, and empty for an input
+    that is None, because an operator has to return tensors."""
     gates = (x.qkv.new_empty(0) if y is None else y.new_empty(y.shape) for y in (x.b, x.w, x.f))
     return [x.qkv.new_empty(x.qkv.shape), torch.empty_like(x.taps), *gates, x.taps.new_empty(sum(x.summed()))]

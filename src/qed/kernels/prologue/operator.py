@@ -1,7 +1,8 @@
 """The prologue as a torch operator with a gradient, for training: sequences that are not packed and start from zeros.
 
     qed::operands(qkv, taps, b, w, f, A_log, dt_bias, strength, direction, rule, heads, width) -> (q, k, a, u, g)
-    qed::operands_backward(dq, dk, da, du, dg, the same) -> gradients of qkv … f, and of A_log … strength in one row
+    qed::operands_backward(dq, dk, da, du, dg, the same) -> gradients of qkv … f, and of A_log … strength in one
+        vector
 
 Only the inputs are saved; the backward recomputes the rest.
 """
@@ -26,7 +27,7 @@ _INPUTS = (
 
 
 def _with_an_empty_decay(qkv: Tensor, operands: Operands) -> tuple[Tensor, ...]:
-    """An operator returns tensors: an empty one stands for no decay."""
+    """Return the operands with an empty tensor for no decay, because an operator has to return tensors."""
     return *operands[:4], qkv.new_empty(0) if operands.g is None else operands.g
 
 
@@ -63,9 +64,9 @@ def differentiable_operands(qkv: Tensor, mixer: Mixer, gates: Gates) -> Operands
     """Return the operands of the recurrence, [B, T, H, ·], with a gradient.
 
     Args:
-        qkv: what the convolution takes, [B, T, 2·H·K + H·V].
-        mixer: the layer whose parameters and rule count.
-        gates: the other projections, before any function of them.
+        qkv: input of the convolution, [B, T, 2·H·K + H·V].
+        mixer: the layer with the parameters and the rule.
+        gates: the other projections, before their activations.
     """
     q, k, a, u, g = OPERANDS(*arguments(qkv, mixer, gates))
     return Operands(q, k, a, u, g if mixer.row.decay != "none" else None)

@@ -1,4 +1,5 @@
-"""Three kernels for the backward: the gradient of the states, last chunk first; then the rest, chunk by chunk.
+"""Three kernels for the backward: first the gradients of the states, from the last chunk to the first; then the rest,
+for all chunks in parallel.
 
     state_gradients   E = Tᵀ(Pᵀ dO + k̄ dS) = dU    dS₀ = γ_C dS + q̃ᵀ dO − ãᵀ E
                                                                         grid: columns of V × (sequences × heads)
@@ -7,8 +8,9 @@
                       and g                                             grid: chunks × heads × columns of K
 
 The gradient of g is a sum over all products that a step's decay is a factor of. Each factor exp(G_i − G_j) gives +z to
-G_i and −z to G_j, and g collects from its own token to the chunk's end. What cancels there, cancels exactly only if the
-same rounded operands made both sides: z is taken from them, not from the finished dq, da and dk.
+G_i and −z to G_j, and the gradient of g is the sum of these from its own token to the chunk's end. What cancels there
+cancels exactly only if both sides were computed from the same rounded operands, so z is computed from these operands
+and not from the finished dq, da and dk.
 """
 
 import triton
@@ -41,7 +43,8 @@ def state_gradients(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr, HAS_STATE: tl.constexpr,
     OUTPUT: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All transposed, as in `chunk_states`."""
+    """Go through a segment's chunks from the last to the first. Everything is transposed, as in `chunk_states`. Without
+    OUTPUT only the gradient of the state that the segment starts from is written."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     n, h = lane // H, lane % H
@@ -87,6 +90,7 @@ def pair_gradients(
     H: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr,
     C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of P and A for one chunk and head."""
     chunk, h = tl.program_id(0) // H, tl.program_id(0) % H
     start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
     if length <= 0:
@@ -118,7 +122,8 @@ def chunk_gradients(
     LEAST: tl.constexpr, REACH: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """LEVELS = 0: the chunks that can be one block. Otherwise the others."""
+    """With LEVELS = 0, compute the gradients of the chunks that can be one block; otherwise those of the other
+    chunks."""
     TILES: tl.constexpr = (K + BK - 1) // BK
     tile, chunk_and_head = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     chunk, h = chunk_and_head // H, chunk_and_head % H
@@ -130,7 +135,7 @@ def chunk_gradients(
     most = tl.load(lowest + block)
     if whole_enough(most, REACH) != (LEVELS == 0):
         return
-    if LEVELS > 0:  # noqa: SIM102  (the compiler decides this one, a GPU the next)
+    if LEVELS > 0:  # noqa: SIM102  (the compiler decides this condition, a GPU the next one)
         if forgets(most):
             forgetting_gradients(
                 q, k, a, g, do, E, R, starts, d_ends, dP, dA, dq, dk, da, dg,
@@ -140,7 +145,7 @@ def chunk_gradients(
     rows, keys = tl.arange(0, C), tile * BK + tl.arange(0, BK)
     i, j = rows[:, None], rows[None, :]
 
-    # Rows and keys about their centres.
+    # Rows and keys relative to the centres of their blocks; see `tiles.py`.
     each = step_decays(g, place, rows, keys, length, H, K, G_WIDTH)
     if LEVELS > 0:
         each = bounded(each, LEAST)
@@ -155,15 +160,15 @@ def chunk_gradients(
     dP_ = load_tile(dP + block * C * C, rows, rows, C, C, C)
     dA_ = load_tile(dA + block * C * C, rows, rows, C, C, C)
 
-    # dk: what the chunk's end gives, pairs in one block, pairs between sub-blocks.
+    # dk comes from the chunk's end, from pairs in one block, and from pairs between sub-blocks.
     columns = tl.arange(0, BV)
-    S = load_tile(starts + block * K * V, columns, keys, K, V, K)  # S₀ᵀ, and so on
+    S = load_tile(starts + block * K * V, columns, keys, K, V, K)  # S₀ᵀ; the next two are transposed too
     dS = load_tile(d_ends + block * K * V, columns, keys, K, V, K)
     R_ = load_tile(R + block * C * V, columns, rows, C, V, C)
     d = tl.dot(tl.trans(R_), dS, input_precision=PRECISION)
     d_gamma = tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
     d *= per_token(tl.exp2(rest), SUB)
-    # A key's decay to the chunk's end is one to its last token, less one to the key's own.
+    # The logarithm of a key's decay to the chunk's end is G at the last token minus G at the key's own token.
     d_whole = d_gamma * tl.exp2(whole) + tl.sum(k_ * d, 0)
     inside_P, inside_A = dP_, dA_
     if LEVELS > 0:
@@ -182,7 +187,7 @@ def chunk_gradients(
         dG -= as_operand(k_ * column, CENTRED, PRECISION) * found
     store_tile(dk + place * K, rows, keys, H * K, length, K, d * up)
 
-    # dq, then da, in the same way: a loop, so that one can have the other's registers.
+    # dq, then da, in the same way. It is a loop so that the second can reuse the registers of the first.
     for which in range(2):
         is_q = which == 0
         x, read, pairs = tl.where(is_q, q, a), tl.where(is_q, do, E), tl.where(is_q, dP, dA)

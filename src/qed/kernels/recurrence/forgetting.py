@@ -1,8 +1,8 @@
-"""Chunks with a step that forgets, g = −inf: pairs of tokens by their distance, one distance after the other.
+"""Chunks with a step that forgets, g = −inf: their pairs of tokens are computed one distance after the other.
 
-`tiles.py` says which chunks these are. A pair i = j + apart needs the decays of tokens j + 1 … i, which are summed up
-one by one as the distance grows: no difference is taken, so −inf and NaN are what they are. Tokens do not meet in
-products of matrices here, and no care is taken for speed: few chunks have such a step.
+`tiles.py` says which chunks these are. A pair i = j + apart needs the decays of tokens j + 1 … i, which are summed one
+by one as the distance grows. No difference is taken, so −inf and NaN come out right. There are no matrix products over
+pairs here, and the code is not made for speed, because few chunks have such a step.
 """
 
 import triton
@@ -13,8 +13,8 @@ from .tiles import FORGOTTEN, inverse, load_tile, step_decays, store_decay_gradi
 
 @triton.jit
 def decays_of(g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr):
-    """Every token's decay since the chunk's start and after it to the chunk's end, [C, BK] twice, and the whole chunk's
-    [BK]."""
+    """Every token's decay since the chunk's start, [C, BK], its decay after the token to the chunk's end, [C, BK], and
+    the decay of the whole chunk, [BK]."""
     each = step_decays(g, place, rows, columns, length, H, K, WIDTH)
     later = step_decays(g, place, rows + 1, columns, length, H, K, WIDTH)
     return tl.exp2(tl.cumsum(each, 0)), tl.exp2(tl.cumsum(later, 0, reverse=True)), tl.exp2(tl.sum(each, 0))
@@ -26,7 +26,7 @@ def forgetting_terms(
     H: tl.constexpr, K: tl.constexpr, G_WIDTH: tl.constexpr,
     C: tl.constexpr, LOG_C: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`chunk_terms` of such a chunk."""
+    """What `chunk_terms` computes, for a chunk that forgets."""
     rows = tl.arange(0, C)
     i, j = rows[:, None], rows[None, :]
     pairs_a = tl.zeros((C, C), tl.float32)
@@ -59,15 +59,15 @@ def forgetting_gradients(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`chunk_gradients` of such a chunk."""
+    """What `chunk_gradients` computes, for a chunk that forgets."""
     rows, keys, columns = tl.arange(0, C), tile * BK + tl.arange(0, BK), tl.arange(0, BV)
     before, after, through = decays_of(g, place, rows, keys, length, H, K, G_WIDTH)
-    S = load_tile(starts + block * K * V, columns, keys, K, V, K)  # S₀ᵀ, and so on
+    S = load_tile(starts + block * K * V, columns, keys, K, V, K)  # S₀ᵀ; the next two are transposed too
     dS = load_tile(d_ends + block * K * V, columns, keys, K, V, K)
     R_ = load_tile(R + block * C * V, columns, rows, C, V, C)
     k_ = load_tile(k + place * K, rows, keys, H * K, length, K).to(tl.float32)
     d = tl.dot(tl.trans(R_), dS, input_precision=PRECISION) * after
-    # A key's decay to the chunk's end is one to its last token, less one to the key's own.
+    # The logarithm of a key's decay to the chunk's end is G at the last token minus G at the key's own token.
     d_whole = tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0) * through + tl.sum(k_ * d, 0)
     between = tl.zeros((C, BK), tl.float32)
     for apart in range(C):
@@ -99,7 +99,7 @@ def forgetting_gradients(
         dG += x_ * d
         store_tile(tl.where(is_q, dq, da) + place * K, rows, keys, H * K, length, K, d)
 
-    # A factor of 0 has no slope.
+    # A factor that is exactly 0 has no gradient.
     forgotten = step_decays(g, place, rows, keys, length, H, K, G_WIDTH) < FORGOTTEN
     dg_ = tl.where(forgotten, 0.0, tl.cumsum(dG, 0, reverse=True) + d_whole[None, :])
     store_decay_gradient(dg, dg_, place, rows, keys, length, tile, all_tokens, H, K, G_WIDTH)

@@ -1,13 +1,14 @@
-"""The forward: what depends on no state, chunk by chunk at once; then the states, chunk after chunk.
+"""The forward: first what does not depend on a state, for all chunks in parallel; then the states, chunk after chunk.
 
-    chunk_terms    x̃ = x∘γ for x in (a, q), k̄, γ_C, P and T = (I + A)⁻¹        grid: chunks × heads
-    chunk_states   R = T (U − ã S₀)    O = q̃ S₀ + P R    S_C = γ_C S₀ + k̄ᵀ R   grid: columns of V × (sequences × heads)
+    chunk_terms    x̃ = x∘γ for x in (a, q), k̄, γ_C, P and T = (I + A)⁻¹        grid: chunks × heads chunk_states   R =
+    T (U − ã S₀)    O = q̃ S₀ + P R    S_C = γ_C S₀ + k̄ᵀ R   grid: columns of V × (sequences × heads)
 
-(`chunkwise.py` has the derivation.) What passes between the two lies chunk by chunk and head by head in memory.
+(`chunkwise.py` has the derivation.) What the first kernel gives to the second lies in memory chunk by chunk and head by
+head.
 
-Few sequences and heads leave most of a GPU idle while one chunk follows the other. Then sequences are cut into segments
-(`affine.py`): `chunk_states` finds every segment's map S → M S + N side by side; `segment_starts` composes the maps;
-`chunk_states` runs all segments from where they start.
+With few sequences and heads most of a GPU would be idle while one chunk follows the other. Then sequences are cut into
+segments (`affine.py`): `chunk_states` finds the maps S → M S + N of all segments in parallel, `segment_starts` composes
+them, and `chunk_states` runs all segments in parallel from the states that they start from.
 """
 
 import triton
@@ -43,7 +44,8 @@ def chunk_terms(
     LEAST: tl.constexpr, REACH: tl.constexpr,
     BK: tl.constexpr, PRECISION: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """LEVELS = 0: the chunks that can be one block, and for all which ones can. Otherwise the others."""
+    """With LEVELS = 0, compute the terms of the chunks that can be one block, and for every chunk how far it decays,
+    which decides this. Otherwise compute the terms of the other chunks."""
     chunk, h = tl.program_id(0) // H, tl.program_id(0) % H
     start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
     if length <= 0:
@@ -72,7 +74,7 @@ def chunk_terms(
     pairs_q = tl.zeros((C, C), tl.float32)
     for first in range(0, K, BK):
         columns = first + tl.arange(0, BK)
-        # Loads first, one behind the other, and only then what waits for them.
+        # All loads are issued first, and only then what waits for them.
         each = step_decays(g, place, rows, columns, length, H, K, G_WIDTH)
         k_ = load_tile(k + place * K, rows, columns, H * K, length, K)
         a_ = load_tile(a + place * K, rows, columns, H * K, length, K)
@@ -82,7 +84,7 @@ def chunk_terms(
         own, centre, total, rest, whole = centred(each, SUB)
         tl.store(gamma + block * K + columns, tl.exp2(whole), mask=columns < K)
 
-        # Rows and keys about their centres.
+        # Rows and keys relative to the centres of their blocks; see `tiles.py`.
         down = tl.exp2(own)
         a_, q_, k_ = a_ * down, q_ * (down * scale), k_ * tl.exp2(-own)
         before, after = per_token(tl.exp2(centre), SUB), per_token(tl.exp2(rest), SUB)
@@ -119,10 +121,11 @@ def chunk_states(
     MAPS: tl.constexpr, SAVE: tl.constexpr,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All transposed, V × … : then each product's result is the next one's left operand and never leaves registers.
+    """Everything is transposed, V × …, so that each product's result is the left operand of the next one and never
+    leaves registers.
 
-    MAPS > 0: no outputs, only every segment's N, as the final state from zero, and M, where the identity goes without
-    writes, side by side: M from column MAPS on."""
+    With MAPS > 0 there are no outputs, only the map of every segment: N, the final state from zero, and M, the final
+    state from the identity without writes. They lie side by side, M from column MAPS on."""
     TILES: tl.constexpr = (MAPS + BK if MAPS else V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     n, h = lane // H, lane % H
@@ -173,7 +176,8 @@ def segment_starts(
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, HAS_STATE: tl.constexpr, REVERSE: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """In REVERSE, for the backward: last segment first, and by Mᵀ."""
+    """Compose the maps of a sequence's segments into the state that each segment starts from. With REVERSE, for the
+    backward, go from the last segment to the first, and by Mᵀ."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     n, h = lane // H, lane % H

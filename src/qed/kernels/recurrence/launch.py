@@ -1,7 +1,7 @@
-"""The kernels as the op's forward and backward: memory, grids, settings.
+"""Launches the kernels of the op's forward, backward and step: their memory, grids and settings.
 
-A large GPU is through the first kernel in half a millisecond, so what Python does before a launch counts: constants are
-looked up, and memory is allocated when the kernel that writes it is next.
+A large GPU is done with the first kernel after half a millisecond, so the time that Python takes before a launch
+counts. Constants are therefore cached, and memory is allocated only when the kernel that writes it is next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .step import decode_step
 from .table import chunk_table
 
 SHORTEST_SEGMENT = 8  # in chunks
-TABLE_CHUNKS, TABLE_SEQUENCES = 64, 128  # that a program of `chunk_table` looks at together
+TABLE_CHUNKS, TABLE_SEQUENCES = 64, 128  # how many of each a program of `chunk_table` looks at together
 
 
 class Shapes(NamedTuple):
@@ -43,19 +43,29 @@ class Shapes(NamedTuple):
 
     @staticmethod
     def of(q: Tensor, u: Tensor, g: Tensor | None, cu_seqlens: Tensor | None) -> Shapes:
+        """Return the shapes of a call.
+
+        Args:
+            q: queries [B, T, H, K].
+            u: write vectors [B, T, H, V].
+            g: log-decays [B, T, H, K or 1], or None.
+            cu_seqlens: offsets of packed sequences, or None.
+        """
         width = 0 if g is None else g.shape[-1]
         H, K = q.shape[2:]
         return Shapes(q.dtype, architecture(q.device), H, K, u.shape[3], width, cu_seqlens is not None)
 
     @property
     def sub(self) -> int:
-        """Tokens of a sub-block in chunks that are cut; see `tiles.py`."""
+        """How many tokens a sub-block has in chunks that are cut; see `tiles.py`."""
         return 4 if self.dtype == torch.float32 else 8
 
     def setting(self, kernel: str, lanes: int = 0) -> Config:
+        """Return the launch setting of a kernel for these shapes and so many states."""
         return config(kernel, self.dtype.itemsize, self.K, self.V, lanes, self.architecture)
 
 
+# The constants that each kernel takes.
 TAKES = {
     "chunk_terms": ("H", "K", "ALL_K", "G_WIDTH", "PACKED", "C", "LOG_C", "BK", "LEAST", "REACH", "CENTRED"),
     "chunk_states": ("H", "K", "V", "PACKED", "C", "BK", "BV"),
@@ -69,25 +79,33 @@ TAKES = {
 
 @lru_cache
 def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
-    """What a kernel's launches have in common."""
+    """Return the constants and options that all launches of a kernel with these shapes have in common.
+
+    Args:
+        kernel: a name of `TAKES`; ", cut" behind it for chunks that are cut.
+        shapes: what the kernel is compiled for.
+        lanes: how many states there are, for kernels that carry one.
+    """
     setting = shapes.setting(kernel, lanes)
     known: dict[str, Any] = shapes._asdict() | {"BK": setting.BK, "BV": setting.BV}
     known |= {"C": CHUNK, "LOG_C": CHUNK.bit_length() - 1, "ALL_K": product_tile(shapes.K)}
     reach = 80.0 if shapes.dtype == torch.float32 else 110.0
     known |= {"REACH": reach, "LEAST": -reach / shapes.sub}
     known |= {"CENTRED": tl.bfloat16 if shapes.dtype == torch.bfloat16 else tl.float32}
-    found = {name: known[name] for name in TAKES[kernel.removesuffix(", cut")]}
-    # Matrix units round float32 to ten bits unless asked for three products: what float32 inputs are owed.
-    found["PRECISION"] = "tf32x3" if shapes.dtype == torch.float32 else "tf32"
-    return found | FUSED | {"num_warps": setting.num_warps, "num_stages": setting.num_stages}
+    taken = {name: known[name] for name in TAKES[kernel.removesuffix(", cut")]}
+    # Matrix units round float32 to a mantissa of ten bits unless they are asked for three products ("tf32x3"), which
+    # float32 inputs get.
+    taken["PRECISION"] = "tf32x3" if shapes.dtype == torch.float32 else "tf32"
+    return taken | FUSED | {"num_warps": setting.num_warps, "num_stages": setting.num_stages}
 
 
 @lru_cache
 def blockings(kernel: str, shapes: Shapes) -> list[dict[str, Any]]:
-    """For kernels with pairs of tokens: chunks as one block; those that decay too far in parts, or parts of parts."""
+    """Return the constants of the launches of a kernel with pairs of tokens: one launch for chunks that are one block,
+    and with a decay a second one for chunks that decay too far, which are cut into parts, or parts of parts."""
     levels = 2 if shapes.dtype == torch.float32 else 1
     ratio = round((CHUNK // shapes.sub) ** (1 / levels))
-    # A decay per head has one gradient for each tile of K, so there tiles are the same in both.
+    # With a decay per head, dg has one sum for every tile of K, so both launches must have the same tiles.
     common, cut = constants(kernel, shapes), constants(kernel if shapes.G_WIDTH == 1 else f"{kernel}, cut", shapes)
     whole = common | {"SUB": CHUNK, "LEVELS": 0, "RATIO": ratio}
     return [whole, cut | {"SUB": shapes.sub, "LEVELS": levels, "RATIO": ratio}] if shapes.G_WIDTH else [whole]
@@ -97,8 +115,8 @@ _COMPILED: set[tuple[Any, Shapes]] = set()
 
 
 def _each_blocking(kernel: Any, blocks: int, arguments: tuple[Any, ...], shapes: Shapes) -> None:
-    """Launch a kernel with pairs for so many chunks × heads, in every blocking; before the first time, compile them
-    side by side."""
+    """Launch a kernel with pairs for `blocks` chunks × heads, once for every blocking. Before the first launch all
+    blockings are compiled in parallel."""
     ways = blockings(kernel.__name__, shapes)
     if (kernel, shapes) not in _COMPILED and isinstance(kernel, triton.JITFunction):
         with ThreadPoolExecutor(len(ways)) as threads, triton.AsyncCompileMode(threads):
@@ -111,26 +129,29 @@ def _each_blocking(kernel: Any, blocks: int, arguments: tuple[Any, ...], shapes:
 
 
 def chunk_count(q: Tensor, cu_seqlens: Tensor | None) -> int:
-    """How many chunks there is room for: as many as there are, or if sequences are packed as there can be."""
+    """Return for how many chunks memory is allocated: for all there are, or, if sequences are packed, for as many as
+    there can be."""
     batch, tokens = q.shape[:2]
     return chunk_bound(batch, tokens, sequence_count(q, cu_seqlens), CHUNK, cu_seqlens is not None)
 
 
 class ChunkTable(NamedTuple):
-    """Which sequence every chunk belongs to, made on the device: nothing waits for `cu_seqlens`."""
+    """Which sequence every chunk belongs to. The table is made on the device, so that the host does not wait for
+    `cu_seqlens`."""
 
     chunks: int
     tokens: int  # of each sequence, unless packed
     offsets: Tensor | None = None  # [N + 1]
-    sequence_of: Tensor | None = None  # [chunks], those past the last sequence's end included
+    sequence_of: Tensor | None = None  # [chunks], with chunks past the end of the last sequence among them
     first: Tensor | None = None  # [N] first chunk of every sequence
 
     @staticmethod
     def of(q: Tensor, cu_seqlens: Tensor | None) -> ChunkTable:
+        """Return the table of a batch with queries q [B, T, H, K]."""
         chunks, tokens = chunk_count(q, cu_seqlens), q.shape[1]
         if cu_seqlens is None:
             return ChunkTable(chunks, tokens)
-        if cu_seqlens.device.type == "cpu":  # interpreted, and without assertions
+        if cu_seqlens.device.type == "cpu":  # Triton's interpreter has no device-side assertions
             offsets_of(cu_seqlens, tokens)
         cu_seqlens, sequences = cu_seqlens.contiguous(), sequence_count(q, cu_seqlens)
         sequence_of, first = (torch.empty(size, dtype=torch.int32, device=q.device) for size in (chunks, sequences))
@@ -143,11 +164,12 @@ class ChunkTable(NamedTuple):
 
     @property
     def by_chunk(self) -> tuple[Any, ...]:
+        """The arguments by which a kernel finds the tokens of a chunk (`tiles.chunk_place`)."""
         return self.tokens, self.offsets, self.sequence_of, self.first
 
 
 class Segments(NamedTuple):
-    """Into how many segments of how many chunks every sequence is cut. A function of shapes alone."""
+    """Into how many segments of how many chunks every sequence is cut. This depends on shapes alone."""
 
     each: int
     chunks: int
@@ -155,13 +177,13 @@ class Segments(NamedTuple):
 
     @staticmethod
     def of(q: Tensor, cu_seqlens: Tensor | None) -> Segments:
-        """One, unless sequences are few and long."""
+        """Return one segment for each sequence, or more where sequences are few and long."""
         (_, tokens, heads, K), each = q.shape, 1
         chunks, lanes = -(-tokens // CHUNK), sequence_count(q, cu_seqlens) * heads
         if cu_seqlens is None and K <= 128 and 0 < lanes * 4 <= SLOTS:
             each = max(1, min(SLOTS // lanes, chunks // SHORTEST_SEGMENT))
         length = max(1, -(-chunks // each))
-        each = max(1, -(-chunks // length))  # none empty
+        each = max(1, -(-chunks // length))  # so that no segment is empty
         return Segments(each, length, lanes * each)
 
 
@@ -204,7 +226,7 @@ def _segment_starts(
     table: ChunkTable,
     segments: Segments,
 ) -> tuple[Tensor, Tensor]:
-    """M and Mᵀ of every segment's S → M S + N, and the state every segment starts from."""
+    """Return M and Mᵀ of every segment's map S → M S + N, and the state that every segment starts from."""
     N = _states_like(terms[0], u, segments)
     maps = N.new_empty(*N.shape[:2], 2, shapes.K, shapes.K)
     M_starts = product_tile(shapes.V)
@@ -223,26 +245,25 @@ def _segment_starts(
 def _compose(
     maps: Tensor, N: Tensor, state: Tensor | None, shapes: Shapes, segments: Segments, reverse: bool
 ) -> Tensor:
-    """The state every segment starts from; in reverse, the gradient of the state it ends with. Like N."""
-    found = torch.empty_like(N)
+    """Return the state that every segment starts from, like N; in reverse, the gradient of the state that it ends
+    with."""
+    starts = torch.empty_like(N)
     segment_starts[(segments.lanes // segments.each * _tiles("segment_starts", shapes, segments),)](
-        *(maps, N, state, found, segments.each),
+        *(maps, N, state, starts, segments.each),
         **constants("segment_starts", shapes),
         HAS_STATE=state is not None,
         REVERSE=reverse,
     )
-    return found
+    return starts
 
 
 @on_its_device
 def backward(do: Tensor, dstate: Tensor | None, x: Arguments, saved: list[Tensor]) -> Gradients:
-    """Return the gradients of q, k, a, u, g (empty without one) and of the initial state.
+    """Return the six gradients that `chunkwise.backward` returns.
 
     Args:
-        do: gradient of the outputs, [B, T, H, V].
-        dstate: gradient of the final state, [N, H, K, V]; None for zeros.
-        x: the forward's arguments; the initial state is not looked at.
-        saved: what the forward saved.
+        do, dstate, x: as in `chunkwise.backward`.
+        saved: what `forward` saved.
     """
     q, k, a, u, g, _, cu_seqlens, scale = x
     *terms, lowest, starts, R, maps = saved
@@ -289,7 +310,13 @@ def backward(do: Tensor, dstate: Tensor | None, x: Arguments, saved: list[Tensor
 def step(
     q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor | None, state: Tensor, scale: float, new_state: Tensor
 ) -> Tensor:
-    """One token: q, k, a [B, H, K], u [B, H, V], state [B, H, K, V] → o. Writes `new_state`, which may be `state`."""
+    """Return o [B, H, V] of one token, and write the state after it.
+
+    Args:
+        q, k, a, u, g, scale: as in `reference.step`.
+        state: [B, H, K, V], contiguous.
+        new_state: where the new state is written, like `state`; it may be `state` itself.
+    """
     q, k, a, u = (x.contiguous() for x in (q, k, a, u))
     g = None if g is None else g.contiguous()
     lanes, (K, V) = q.shape[0] * q.shape[1], state.shape[2:]
@@ -305,8 +332,12 @@ def step(
 
 
 def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
-    """Uninitialised memory for what the backward starts from: the chunks' terms, their start states and R, and the
-    maps of segments where sequences are cut."""
+    """Return uninitialised memory for what the backward starts from: the chunks' terms, their start states and R, and
+    the maps of segments where sequences are cut.
+
+    Args:
+        q, u, cu_seqlens: as in `chunkwise.saved_like`.
+    """
     chunks, segments = chunk_count(q, cu_seqlens), Segments.of(q, cu_seqlens)
     K = q.shape[-1]
     shape = (segments.lanes // q.shape[2], q.shape[2], 2, K, K) if segments.each > 1 else (0,)
@@ -316,7 +347,8 @@ def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
 
 
 def terms_like(q: Tensor, chunks: int) -> tuple[list[Tensor], Tensor]:
-    """Uninitialised memory for what `chunk_terms` writes: for the states, and for how chunks are cut."""
+    """Return uninitialised memory for what `chunk_terms` writes: the terms that the states are computed from, and the
+    most that a channel of each chunk decays, which decides how the chunk is cut."""
     H, K = q.shape[2:]
     rows = [q.new_empty(chunks, H, CHUNK, K) for _ in range(3)]
     gamma = q.new_empty(chunks, H, K, dtype=torch.float32)
@@ -325,7 +357,13 @@ def terms_like(q: Tensor, chunks: int) -> tuple[list[Tensor], Tensor]:
 
 
 def kept_like(q: Tensor, u: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
-    """Uninitialised memory for every chunk's S₀ᵀ and Rᵀ."""
+    """Return uninitialised memory for every chunk's S₀ᵀ [chunks, H, V, K] and Rᵀ [chunks, H, V, C].
+
+    Args:
+        q: queries [B, T, H, K].
+        u: write vectors [B, T, H, V].
+        chunks: how many chunks there are.
+    """
     (H, K), V = q.shape[2:], u.shape[-1]
     return q.new_empty(chunks, H, V, K), q.new_empty(chunks, H, V, CHUNK)
 

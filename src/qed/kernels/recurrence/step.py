@@ -1,9 +1,9 @@
-"""One token for every sequence: read the state once, write it once.
+"""One token for every sequence: the state is read once and written once.
 
     S ← (I − k aᵀ) Diag(exp g) S + k uᵀ        o = scale · Sᵀ q        grid: columns of V × (sequences × heads)
 
-Columns of the state do not meet, so every program owns some of them from load to store; the new state may be the
-old one's memory.
+Columns of the state do not depend on each other, so every program has some of them to itself from load to store, and
+the new state may be written over the old one.
 """
 
 import triton
@@ -18,6 +18,7 @@ def decode_step(
     o, new_state, scale,  # out: o [lanes, V]
     K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
+    """Compute o and the new state for BV columns of one lane (a sequence and a head)."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, (tl.program_id(0) // TILES).to(tl.int64)
     keys, columns = tl.arange(0, BK), tile * BV + tl.arange(0, BV)

@@ -1,20 +1,21 @@
-"""Packed sequences: which one every chunk belongs to, from `cu_seqlens`, on the device, so that nothing waits for it.
+"""Finds which of the packed sequences every chunk belongs to, on the device, so that the host does not wait for
+`cu_seqlens`.
 
-Offsets that are no offsets stop the program here, with a device-side assertion, before another kernel reads by them.
+Wrong offsets stop the program here, with a device-side assertion, before another kernel uses them.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit(debug=True)  # or there would be no assertions
+@triton.jit(debug=True)  # without it there would be no assertions
 def chunk_table(
     offsets,  # in: [sequences + 1]
-    sequence_of, first,  # out: [chunks], those past the last sequence's end included, and [sequences]
+    sequence_of, first,  # out: [chunks], with chunks past the last sequence's end among them, and [sequences]
     tokens, sequences, chunks,
     C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Chunk c belongs to sequence n if the sequences before n have at most c chunks in all, and those up to n more."""
+    """Chunk c belongs to sequence n if the sequences before n have at most c chunks in all, and with n more than c."""
     tl.device_assert(tl.load(offsets) == 0, "cu_seqlens: expected to start at 0")
     tl.device_assert(tl.load(offsets + sequences) == tokens, "cu_seqlens: expected to end at T")
     numbers = tl.program_id(0) * BC + tl.arange(0, BC)

@@ -1,32 +1,37 @@
 """What the kernels share: where a chunk's tokens lie, decays between tokens, and the inverse of I + A.
 
 Decays. With G the running sum of g inside a chunk, a pair i > j needs exp(G_i − G_j) in every channel, and the sum over
-channels has to be a matrix product, so the exponential must fall apart into a factor of i and one of j.
+channels has to be a matrix product, so the exponential must be split into a factor of i and one of j.
 
-- A chunk is one block, or several sub-blocks of SUB tokens. Pairs in one block are taken about its centre, half way
-  down its decay: exp(G_i − c) · exp(c − G_j). One of the two may be large, by no more than exp(±REACH / 2) if a block's
-  whole decay is no less than exp(−REACH). What is wanted is small again; pairs i < j, which are not, may overflow, and
-  are masked by choice, never by a factor of zero. REACH is 110 for 16-bit numbers: exp(−55) times a gradient of 1e-14
-  is still a normal number. For float32 it is 80: the rounding of G itself would show.
+- A chunk is one block, or several sub-blocks of SUB tokens. Pairs in one block are computed relative to its centre c,
+  half way down its decay: exp(G_i − c) · exp(c − G_j). One of the two factors may be large, but no larger than
+  exp(REACH / 2) if the whole block decays by no less than exp(−REACH). Their product is small again for the pairs that
+  are needed, i > j. Products of other pairs may overflow, so these are masked with `where`, never by a factor of zero.
+  REACH is 110 for 16-bit numbers, because exp(−55) times a gradient of 1e-14 is still a normal number. For float32 it
+  is 80, because beyond that the rounding of G itself would show.
 - Where a chunk decays further, it is cut into RATIO parts. With B the running sum at a part's beginning, a pair of
-  tokens in parts I > J needs exp(G_i − B_I) · exp(B_I − B_{J+1}) · exp(B_{J+1} − G_j): three decays. The middle one, of
-  the parts that lie between, becomes a factor of I and one of J about a centre again, because no part counts in it for
-  less than exp(−REACH / RATIO), which is below what precision sees: 1e-6 for 16-bit numbers (RATIO = 8), 2e-9 for
-  float32 (RATIO = 4). So one product does all pairs of different parts, however far they decay.
-- Pairs in one part: in the same way, the part cut again (float32, LEVELS = 2), or about its centre, when a part is a
-  sub-block: it decays no further than exp(−REACH), because in a chunk that is cut no g counts below −REACH / SUB:
-  exp(−13.75) = 1e-6 for 16-bit numbers, SUB = 8, and exp(−20) = 2e-9 for float32, SUB = 4.
+  tokens in parts I > J needs exp(G_i − B_I) · exp(B_I − B_{J+1}) · exp(B_{J+1} − G_j): three decays. The middle one,
+  over the parts that lie between, is again split into a factor of I and one of J relative to a centre. This is possible
+  because each part's decay is bounded there from below by exp(−REACH / RATIO), which is less than the precision shows:
+  1e-6 for 16-bit numbers (RATIO = 8), 2e-9 for float32 (RATIO = 4). So one product computes all pairs of different
+  parts, however far they decay.
+- Pairs in one part are computed in the same way, with the part cut again (float32, LEVELS = 2), or relative to its
+  centre, when the part is a sub-block. A sub-block decays no further than exp(−REACH), because in a chunk that is cut
+  every g is bounded from below by −REACH / SUB: exp(−13.75) = 1e-6 for 16-bit numbers, SUB = 8, and exp(−20) = 2e-9
+  for float32, SUB = 4.
 - A step that *forgets* has a decay below 2^FORGOTTEN, for which not even float64 has a normal number: g = −inf, and
-  the large negative numbers that people write for it. Models' own decays stay far above, however strong they are. Its
-  factor is exactly 0, which no difference of sums gives. A chunk with such a step takes its pairs by distance instead,
-  one after the other (`forgetting.py`): many times slower, and exact. Other chunks do not pay for it.
+  the large negative numbers that people write for it. Models' own decays stay far above, however strong they are. The
+  factor of such a step is exactly 0, which no difference of sums gives. A chunk with such a step computes its pairs one
+  distance after the other instead (`forgetting.py`), which is exact and many times slower. Other chunks do not pay for
+  it.
 
 Each kernel with pairs is launched twice: for the chunks that are one block (SUB = C, LEVELS = 0), and for those that
-are cut. When a model starts to learn, its decays reach exp(−104) in a chunk and all are whole; later many may be cut.
+are cut. When training starts, decays reach exp(−104) in a chunk, and in 16 bits every chunk is one block; later many
+may be cut.
 
 Products are of the whole chunk with itself, masked to the pairs they are for: every operand is a full tile. Exponents
 are powers of two (g times log₂e). −inf − (−inf) never arises, because what is −inf is bounded before it is summed. NaN
-is not: a NaN in g makes its whole chunk NaN, and with the state everything after it.
+is not bounded: a NaN in g makes its whole chunk NaN, and through the state everything after it.
 """
 
 import triton
@@ -38,7 +43,8 @@ FORGOTTEN = tl.constexpr(-1022.0)  # in powers of two: the smallest normal float
 
 @triton.jit
 def chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED: tl.constexpr, C: tl.constexpr):
-    """First token of a chunk in the flat batch, and how many of its C tokens exist (0 if there is no such chunk)."""
+    """The first token of a chunk in the flat batch, and how many of its C tokens exist (0 if there is no such
+    chunk)."""
     if PACKED:
         n = tl.load(sequence_of + chunk)
         at = (chunk - tl.load(chunk_offsets + n)) * C
@@ -57,7 +63,8 @@ def chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED: tl.c
 def segment_place(
     n, tokens, segments, segment_chunks, offsets, chunk_offsets, PACKED: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """First token of a segment in the flat batch, its length, and its first chunk. A packed sequence is one segment."""
+    """The first token of a segment in the flat batch, its length, and its first chunk. A packed sequence is one
+    segment."""
     if PACKED:
         start = tl.load(offsets + n).to(tl.int64)
         length = (tl.load(offsets + n + 1).to(tl.int64) - start).to(tl.int32)
@@ -72,13 +79,14 @@ def segment_place(
 
 @triton.jit
 def load_tile(x, rows, columns, stride, n_rows, n_columns):
-    """[rows, columns] of a matrix of contiguous rows; zeros outside it."""
+    """Load some rows and columns of a matrix whose rows are contiguous; there are zeros outside it."""
     inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)
     return tl.load(x + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def store_tile(x, rows, columns, stride, n_rows, n_columns, value):
+    """Store some rows and columns of a matrix whose rows are contiguous; what is outside it is left out."""
     inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)
     where = x + rows[:, None].to(tl.int64) * stride + columns[None, :]
     tl.store(where, value.to(x.dtype.element_ty), mask=inside)
@@ -88,7 +96,8 @@ def store_tile(x, rows, columns, stride, n_rows, n_columns, value):
 def store_decay_gradient(
     dg, value, place, rows, keys, length, tile, all_tokens, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """[C, BK] to width K; or, where there is one decay per head, its sum over the tile's channels."""
+    """Store the gradient [C, BK] of a decay per channel; or, with one decay per head, its sum over the tile's
+    channels."""
     if WIDTH == 1:
         where = dg + (tile.to(tl.int64) * all_tokens * H + place) + rows.to(tl.int64) * H
         tl.store(where, tl.sum(value, 1), mask=rows < length)
@@ -98,7 +107,7 @@ def store_decay_gradient(
 
 @triton.jit
 def step_decays(g, place, rows, columns, length, H: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr):
-    """g [C, BK] in powers of two, from width K, 1 (one decay per head) or 0 (none)."""
+    """g [C, BK] in powers of two, from a g of width K, 1 (one decay per head) or 0 (none)."""
     C: tl.constexpr = rows.shape[0]
     BK: tl.constexpr = columns.shape[0]
     if WIDTH == 0:
@@ -113,20 +122,22 @@ def step_decays(g, place, rows, columns, length, H: tl.constexpr, K: tl.constexp
 
 @triton.jit
 def bounded(each, LEAST: tl.constexpr):
-    """Decays as they count in a chunk that is cut: none below LEAST, in powers of two of g's own unit; NaN stays."""
+    """The decays of a chunk that is cut, in powers of two: none is below LEAST, which is in the unit of g. NaN
+    stays."""
     return tl.maximum(each, LEAST * LOG2_E, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def forgets(most):
-    """Whether some step of a chunk forgets, by what `most_decay` found. Such a chunk is one of those that are cut."""
+    """Whether some step of a chunk forgets, from what `most_decay` gave. Such a chunk is one of those that are cut."""
     return most == float("-inf")
 
 
 @triton.jit
 def centred(each, SUB: tl.constexpr):
-    """G as a part of every token and one of its sub-block's centre, [C, BK] and [C / SUB, BK]; the sub-blocks' own; the
-    sum from a centre to the chunk's end (a difference of large sums would not do); the chunk's [BK]."""
+    """G as the sum of two parts: every token's, relative to its sub-block's centre [C, BK], and the centre's own [C /
+    SUB, BK]. Then each sub-block's decay; the decay from each centre to the chunk's end, summed by itself because a
+    difference of large sums would not be exact enough; and the decay of the whole chunk [BK]."""
     blocks = tl.reshape(each, (each.shape[0] // SUB, SUB, each.shape[1]))
     total = tl.sum(blocks, 1)
     own = flat(tl.cumsum(blocks, 1) - 0.5 * total[:, None, :])
@@ -136,8 +147,8 @@ def centred(each, SUB: tl.constexpr):
 
 @triton.jit
 def as_operand(x, CENTRED: tl.constexpr, PRECISION: tl.constexpr):
-    """Rounded to what a matrix product takes of it. The gradient of G is a difference of sums over the same pairs, in
-    which what products leave of a number must be what stands outside of them."""
+    """x rounded as a matrix product rounds its operands. The gradient of G is a difference of sums over the same pairs,
+    so the numbers must be the same inside matrix products and outside of them."""
     x = x.to(CENTRED)
     if PRECISION == "tf32" and tl.float32 == CENTRED:  # the upper 19 bits: round to the nearest such number
         x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
@@ -146,7 +157,7 @@ def as_operand(x, CENTRED: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def whole_enough(most, REACH: tl.constexpr):
-    """Whether a chunk can be one block: by what its channel of most decay decays in all."""
+    """Whether a chunk can be one block, from how far the channel that decays most decays over the chunk."""
     return most >= -REACH * LOG2_E
 
 
@@ -154,15 +165,17 @@ def whole_enough(most, REACH: tl.constexpr):
 def most_decay(
     g, place, length, H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """What a chunk's channel of most decay decays in all, in powers of two; −inf if a step of it forgets."""
+    """How far the channel that decays most decays over the chunk, in powers of two; −inf if one of its steps
+    forgets."""
     each = step_decays(g, place, tl.arange(0, C), tl.arange(0, ALL_K), length, H, K, WIDTH)
     return tl.min(tl.sum(tl.where(each < FORGOTTEN, float("-inf"), each), 0))
 
 
 @triton.jit
 def level_factors(total, level: tl.constexpr, RATIO: tl.constexpr, REACH: tl.constexpr, SUB: tl.constexpr):
-    """What rows have decayed from their part's beginning to their sub-block's centre, and columns from theirs to their
-    part's end, each with its share of what parts between them decay. From sub-blocks' decays; [C, BK] twice."""
+    """The factors of rows and of columns at one level, [C, BK] twice, from the decays of sub-blocks. Rows decay from
+    their part's beginning to their sub-block's centre, columns from their sub-block's centre to their part's end; each
+    factor has its share of the decay over the parts between them."""
     BK: tl.constexpr = total.shape[1]
     PARTS: tl.constexpr = RATIO ** (level + 1)
     if total.shape[0] == PARTS:
@@ -186,27 +199,29 @@ def level_factors(total, level: tl.constexpr, RATIO: tl.constexpr, REACH: tl.con
 
 @triton.jit
 def in_other_parts(i, j, level: tl.constexpr, RATIO: tl.constexpr, C: tl.constexpr):
-    """Pairs of a level: of one part of the level above, j in an earlier part than i."""
+    """Whether a pair belongs to a level: both tokens are in one part of the level above, and j is in an earlier part of
+    this level than i."""
     SIZE: tl.constexpr = C // RATIO ** (level + 1)
     return (i // SIZE > j // SIZE) & (i // (SIZE * RATIO) == j // (SIZE * RATIO))
 
 
 @triton.jit
 def per_token(x, SUB: tl.constexpr):
-    """[C / SUB, BK] → [C, BK]"""
+    """Repeat every sub-block's row for each of its tokens: [C / SUB, BK] → [C, BK]."""
     return flat(tl.broadcast_to(x[:, None, :], (x.shape[0], SUB, x.shape[1])))
 
 
 @triton.jit
 def flat(x):
-    """[C / SUB, SUB, BK] → [C, BK]"""
+    """Merge sub-blocks and their tokens: [C / SUB, SUB, BK] → [C, BK]."""
     return tl.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
 
 
 @triton.jit
 def inverse(A, C: tl.constexpr, LOG_C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + A)⁻¹ of a strictly lower triangular A. With D the inverses of its diagonal blocks of some size, those of
-    twice the size are D − D M D, M the lower left quarters of A: dense products, since D is block diagonal."""
+    """(I + A)⁻¹ of a strictly lower triangular A. If D has the inverses of the diagonal blocks of some size, the
+    inverses of blocks of twice the size are D − D M D, where M has the lower-left quarters of these blocks of A. All
+    products are dense ones of whole tiles, since D is block diagonal."""
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     D = tl.where(i == j, 1.0, tl.where(i ^ j == 1, -A, 0.0))
     for level in range(1, LOG_C):

@@ -1,6 +1,7 @@
 """RMSNorm, RMSNorm times an activated gate, and SwiGLU's product with its gradient, as Triton kernels.
 
-Each reads its inputs once and writes its outputs once. `layers/norm.py` and `layers/mlp.py` say what they compute.
+Each kernel reads its inputs once and writes its outputs once. `layers/norm.py` and `layers/mlp.py` define what they
+compute.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def norm_kernel(
     x, gate, weight, y, x_stride, gate_stride, rows,
     WIDTH: tl.constexpr, EPS: tl.constexpr, ACTIVATION: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The norm of BR rows of x, times the activated gate if ACTIVATION says so. A program has its rows whole."""
+    """Compute the norm of BR whole rows of x, times the activated gate if there is an ACTIVATION."""
     first = tl.program_id(0).to(tl.int64) * BR
     r, d = tl.arange(0, BR)[:, None], tl.arange(0, BD)[None, :]
     inside = (r < rows - first) & (d < WIDTH)
@@ -31,8 +32,8 @@ def norm_kernel(
 
 @triton.jit
 def product_kernel(both, y, dy, d_both, stride, numbers, WIDTH: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the product `y`, or with BACK its gradient `d_both`. A program has a stretch of the numbers as they lie in
-    memory, because widths are seldom a multiple of a large tile's."""
+    """Write the product `y`, or with BACK the gradient `d_both`. A program has a stretch of the numbers as they lie in
+    memory, not whole rows, because the width of a row is seldom a multiple of a large tile's width."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     first = start // WIDTH  # row
     at = (start - first * WIDTH).to(tl.int32) + tl.arange(0, BLOCK)

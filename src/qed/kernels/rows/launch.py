@@ -3,8 +3,7 @@
     qed::silu_product(both) -> silu(gate) ⊙ up
     qed::silu_product_backward(dy, both) -> gradient of both
 
-Compiled from torch's functions, the two halves of the gradient would be written side by side by a program that reads
-everything twice.
+If torch.compile made the gradient, the program that writes its two halves side by side would read every input twice.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from ...ops.registration import register
 from ..launching import FUSED, on_its_device, power_of_two
 
-TILE, BLOCK = 4096, 1024  # how many numbers a program has, of whole rows and of a stretch
+TILE, BLOCK = 4096, 1024  # how many numbers a program has: in whole rows, and in a stretch of them
 ACTIVATIONS = {None: 0, "silu": 1, "sigmoid": 2}
 
 
@@ -30,9 +29,9 @@ def rms_norm(
     Args:
         x: [..., width].
         weight: [width].
-        eps: what is added to the mean square.
+        eps: a small number that is added to the mean square.
         gate: like x, or None.
-        activation: "silu" or "sigmoid" of the gate.
+        activation: "silu" or "sigmoid", the function of the gate.
     """
     width = x.shape[-1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -53,7 +52,7 @@ def rms_norm(
 
 @on_its_device
 def silu_product(both: Tensor) -> Tensor:
-    """Return silu(gate) ⊙ up of [..., gate and up side by side]."""
+    """Return silu(gate) ⊙ up, from `both` [..., 2·width], which has gate and up side by side."""
     y = torch.empty(*both.shape[:-1], both.shape[-1] // 2, dtype=both.dtype, device=both.device)
     _launch_product(both, y, None, None)
     return y
@@ -81,7 +80,7 @@ def _launch_product(both: Tensor, y: Tensor | None, dy: Tensor | None, d_both: T
 
 
 def _matrix(x: Tensor) -> Tensor:
-    """[rows, width] of whatever shape, numbers of a row side by side."""
+    """Return x of any shape as a matrix [rows, width] whose rows are contiguous."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
