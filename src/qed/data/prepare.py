@@ -106,6 +106,7 @@ def _complete(out: Path, asked: dict[str, Any], console: Console) -> dict[str, A
     if Path(asked["tokenizer"]).is_file():
         _check_tokenizer(out, asked["tokenizer"], index["tokenizer_sha256"], tokenization.load(asked["tokenizer"]))
     shards.verify()
+    (out / "progress.json").unlink(missing_ok=True)  # of a run that was killed between its last two writes
     console.print(f"{out} is complete: {index['tokens']:,} tokens, checksums right", markup=False)
     return dict(index)
 
