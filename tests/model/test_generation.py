@@ -1,6 +1,8 @@
 """Decoding in place is recomputing; caches and decoders share memory without mixing sequences up."""
 
+import copy
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -189,6 +191,7 @@ CHANGES: dict[str, Callable[[QEDForCausalLM], None]] = {
     "another module": another_module,
     "an adapter": lambda model: setattr(model.model.layers[0].mlp, "down_proj", Adapted(model.lm_head)),
     "routes": lambda model: model.set_impl("auto", norm="reference"),
+    "dtype": lambda model: model.float(),
     "forward": lambda model: setattr(model.model.layers[0].mlp, "forward", lambda x, residual: residual),
 }
 
@@ -202,6 +205,23 @@ def test_any_change_of_the_model_makes_another_decoder(change: str) -> None:
     CHANGES[change](model)
     assert fingerprint(model) != before
     assert model.decoders.of(model, 1) is not first
+
+
+def test_another_buffer_makes_another_decoder() -> None:
+    model = make(rule="qed-rand")
+    first = model.decoders.of(model, 1)
+    mixer = model.model.layers[0].mixer
+    mixer.random_direction = mixer.random_direction.clone()
+    assert model.decoders.of(model, 1) is not first
+
+
+def test_copies_of_a_model_have_decoders_of_their_own() -> None:
+    model, x = make(), prompt(1, 5)
+    first = model.decoders.of(model, 1)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert copied.decoders.of(copied, 1) is not first
+        assert torch.equal(*(torch.cat(list(stream(m, x, max_new_tokens=6)), 1) for m in (copied, model)))
+    assert model.decoders.of(model, 1) is first
 
 
 def test_weights_that_change_in_place_need_no_other_decoder() -> None:

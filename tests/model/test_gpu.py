@@ -149,6 +149,9 @@ CHANGES: dict[str, Callable[[QEDForCausalLM], object]] = {
     "eps": lambda m: setattr(m.model.layers[1].mlp_norm, "eps", 0.5),
     "mlp": lambda m: setattr(m.model.layers[2].mlp, "down_proj", torch.nn.Linear(256, 128).cuda()),
     "in place": lambda m: m.model.layers[0].mixer.conv.weight.data.mul_(3.0),
+    "moved away and back": lambda m: m.cpu().cuda(),
+    "dtype": lambda m: m.double().float(),
+    "routes": lambda m: m.set_impl("reference"),
     "hook": lambda m: m.model.layers[0].register_forward_hook(lambda _, x, y: (y[0] * 0.5, y[1])),
 }
 

@@ -105,9 +105,8 @@ def arguments(qkv: Tensor, mixer: Mixer, gates: Gates) -> Inputs:
     taps = weight.to(torch.float32, memory_format=torch.contiguous_format).contiguous()
     A_log, dt_bias = (mixer.A_log, mixer.dt_bias) if mixer.row.decay != "none" else (None, None)
     direction = mixer.random_direction if mixer.row.direction == "head" else None
-    b, w, f, _, strength = gates
     sizes = mixer.rule, mixer.num_heads, mixer.head_dim
-    return Inputs(qkv, taps, b, w, f, A_log, dt_bias, strength, direction, *sizes)
+    return Inputs(qkv, taps, gates.b, gates.w, gates.f, A_log, dt_bias, gates.strength, direction, *sizes)
 
 
 @on_its_device
