@@ -1,4 +1,4 @@
-"""A rule with a gate of its own is two files: the table of rules and the layer. Kernels that do not know it refuse it."""
+"""A rule with a gate of its own is two files: the table of rules and the layer. Kernels that do not know it say so."""
 
 import shutil
 import subprocess
