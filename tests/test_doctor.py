@@ -12,6 +12,7 @@ from qed.cli import app
 from qed.layers.routes import PRODUCT
 from qed.ops import operators
 from qed.routes import Piece
+from tests.marks import slow
 
 SMALL = ["doctor", "--device", "cpu", "--dtype", "float32", "--heads", "1", "--width", "8", "--tokens", "70"]
 
@@ -41,7 +42,7 @@ def test_a_wrong_form_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not sound" in result.output
 
 
-@pytest.mark.parametrize("where", ["training", "inference", "decoding"])
+@pytest.mark.parametrize("where", ["training", *slow("inference", "decoding")])
 def test_a_wrong_model_is_found(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(both: torch.Tensor) -> torch.Tensor:
         gate, up = both.chunk(2, -1)

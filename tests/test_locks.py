@@ -131,6 +131,7 @@ def _count(folder: Path, start: float, deaths: int) -> None:
         (folder / "number").write_text(str(number + 1))
 
 
+@pytest.mark.slow
 def test_processes_started_together_take_turns(tmp_path: Path) -> None:
     """Twenty times eight at once, over a dead process's lock, with some that die holding it."""
     for attempt in range(20):

@@ -22,6 +22,7 @@ from qed.model.initialization import initialize
 from qed.routes import TRITON_INSTALLED, Call, Piece, Route, known_bad, no_obstacle
 from qed.rules import Operands, Rule
 from qed.testing import relative_error
+from tests.marks import slow
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
@@ -30,6 +31,7 @@ pytestmark = [
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BUDGET = 1e-4 if DEVICE.type == "cpu" else 1e-3  # float32, after a whole block, gradients included
 SIZES = {"hidden_size": 24, "num_heads": 2, "head_dim": 16, "intermediate_size": 40}
+FAST = ("gdn", "qed", "eda")  # rules of the quick tests: one gate for all, every column, a function of its own
 MODES = ("training", "inference", "packed", "padded", "decoding")
 INSIDE = [(piece, name) for piece, table in PIECES.items() if piece != "block" for name in table.names[:-1]]
 
@@ -81,7 +83,7 @@ def results_or_obstacle(made: QEDBlock, mode: str) -> list[Tensor] | str:
 
 
 @pytest.mark.skipif(not TRITON_INSTALLED, reason="needs Triton")
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*FAST, *slow(*(x for x in RULES if x not in FAST))])
 def test_every_route_is_plain_torch_or_says_why_not(rule: str) -> None:
     made, ran = block(rule), set()
     set_impl(made, "reference")

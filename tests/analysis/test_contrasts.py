@@ -92,6 +92,7 @@ def test_permutations_are_enumerated() -> None:
     assert permutation(groups, weights).p == pytest.approx(np.mean([x >= least - 1e-9 for x in every]))
 
 
+@pytest.mark.slow
 def test_drawn_permutations_are_close_to_all_of_them() -> None:
     one, two = list(range(12)), [x + 3.5 for x in range(12)]
     found = permutation({"a": one, "b": two}, DIFFERENCE)

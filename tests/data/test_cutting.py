@@ -132,6 +132,7 @@ def test_a_tokenizer_trained_on_pieces_is_the_same(small: None) -> None:
         assert tokenization.identity(make(pieces, 400)) == tokenization.identity(make(texts, 400))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["spm.model", "bpe:300"])
 def test_one_long_document_in_little_memory(tokenizer: str, tmp_path: Path) -> None:
     """4 MB in pieces of 0.1 MB. At once it takes some 400 MB; 100 MB in pieces of 1 MB are the same, larger."""

@@ -17,6 +17,7 @@ from qed.model.initialization import initialize
 from qed.routes import Call
 from qed.rules import RULES
 from qed.testing import relative_error
+from tests.marks import slow
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -64,7 +65,7 @@ def errors(made: QEDBlock, batch: int, dtype: torch.dtype, tokens: int = 3) -> d
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("rule", ["qed", *(pytest.param(x, marks=pytest.mark.slow) for x in SAID if x != "qed")])
+@pytest.mark.parametrize("rule", ["qed", *slow(*(x for x in SAID if x != "qed"))])
 def test_every_rule(rule: str, batch: int, dtype: torch.dtype) -> None:
     found = errors(block(rule=rule), batch, dtype)
     assert all(x < ROUNDING[dtype] for x in found.values()), found

@@ -18,6 +18,7 @@ from qed.model.initialization import initialize
 from qed.routes import Call
 from qed.rules import RULES
 from qed.testing import relative_error
+from tests.marks import slow
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,7 +58,7 @@ def errors(mixer: Mixer, tokens: tuple[int, int], dtype: torch.dtype, with_state
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("rule", ["qed", *(pytest.param(x, marks=pytest.mark.slow) for x in SAID if x != "qed")])
+@pytest.mark.parametrize("rule", ["qed", *slow(*(x for x in SAID if x != "qed"))])
 def test_every_rule(rule: str, dtype: torch.dtype) -> None:
     found = errors(layer(rule), (2, 37), dtype, with_state=False)
     assert found.pop("g", 0.0) < ROUNDING[torch.float32]
@@ -66,7 +67,7 @@ def test_every_rule(rule: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("tokens", [(1, 1), (2, 2), (3, 16), (1, 33)])
-@pytest.mark.parametrize("rule", ["gdn", "qed"])
+@pytest.mark.parametrize("rule", [*slow("gdn"), "qed"])
 def test_any_length_from_any_state(rule: str, tokens: tuple[int, int], with_state: bool) -> None:
     found = errors(layer(rule), tokens, torch.float32, with_state)
     assert all(x < ROUNDING[torch.float32] for x in found.values()), found

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow
+
 SCRIPT = """
 import torch
 import torch.distributed as dist
@@ -44,7 +46,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [2, *slow(3)])
 def test_stretches_are_the_whole(processes: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -6,6 +6,7 @@ import torch
 from qed.kernels.convolution.launch import SHORT_CONVOLUTION
 from qed.layers import Sequences, short_convolution
 from qed.testing import relative_error
+from tests.marks import slow
 
 D = 3
 
@@ -75,7 +76,7 @@ KERNEL_CASES = {
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("width", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 4])
+@pytest.mark.parametrize("width", [*slow(2, 3), 4])
 @pytest.mark.parametrize("case", KERNEL_CASES)
 def test_kernels_are_torch(case: str, width: int, with_state: bool) -> None:
     """Outputs, states and gradients; on a GPU where there is one, else through Triton's interpreter."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from qed import QEDCache, QEDConfig, QEDForCausalLM
+from tests.marks import slow
 
 HYBRID = {
     "num_hidden_layers": 4,
@@ -118,6 +119,7 @@ def test_sampling_is_reproducible() -> None:
     assert torch.equal(first, model.generate(x, **options))
 
 
+@pytest.mark.slow
 def test_the_cache_does_not_grow() -> None:
     model = make(num_hidden_layers=1).float()
     cache, token = QEDCache(), tokens(1, 1)
@@ -205,9 +207,7 @@ def test_the_strength_scale_acts_in_prefill_and_decoding() -> None:
     assert torch.equal(model(x).logits, usual)
 
 
-@pytest.mark.parametrize(
-    "mode", ["train", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("infer", "mask", "packed")), "decode"]
-)
+@pytest.mark.parametrize("mode", ["train", *slow("infer", "mask", "packed"), "decode"])
 @pytest.mark.parametrize("stack", STACKS)
 def test_compiles_whole(stack: str, mode: str) -> None:
     model, x = make(stack).float(), tokens(2, 20)

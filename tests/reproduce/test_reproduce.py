@@ -144,6 +144,7 @@ def test_again_does_nothing_twice(done: Path) -> None:
     assert before == {x: x.stat().st_mtime_ns for x in (done / "runs").rglob("*.json*")}
 
 
+@pytest.mark.slow
 def test_a_unit_goes_on_with_the_stage_that_is_missing(done: Path) -> None:
     run = done / "runs" / "gdn2-0"
     before = json.loads((run / "stages.json").read_text())

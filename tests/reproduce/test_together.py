@@ -38,6 +38,7 @@ def _share(out: Path, start: float) -> None:
     run.share(least(), out, QUIET)
 
 
+@pytest.mark.slow
 def test_what_is_shared_is_made_once_by_processes_started_together(tmp_path: Path) -> None:
     """Twenty times four at once; in every other attempt one of them is killed on the way."""
     draw, identities = random.Random(0), set()

@@ -273,6 +273,7 @@ def stopped_and_going_on(corpus: str, out: Path, whole: Path) -> None:
     assert numbers(out) == numbers(whole)
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_saves(corpus: str, whole: Path, tmp_path: Path) -> None:
     """`qed train … | head -1`."""
     process = subprocess.Popen(command(corpus, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -238,6 +238,7 @@ def test_stopped_anywhere_it_resumes_bit_for_bit(corpus: str, muon_run: Path, tm
     same_run(tmp_path, muon_run)
 
 
+@pytest.mark.slow
 def test_killed_it_resumes_bit_for_bit(corpus: str, muon_run: Path, tmp_path: Path) -> None:
     words = [*command(corpus, tmp_path), "--set", "optimizer=muon"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

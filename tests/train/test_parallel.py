@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow
+
 from .test_loop import command
 
 Rows = list[dict[str, object]]
@@ -80,11 +82,12 @@ def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return run(corpus, tmp_path_factory.mktemp("alone") / "run", 1)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("parallel", ["ddp", *slow("fsdp")])
 def test_two_processes_are_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:
     close(run(corpus, tmp_path / "run", 2, parallel), alone)
 
 
+@pytest.mark.slow
 def test_one_row_over_two_processes(corpus: str, alone: Rows, tmp_path: Path) -> None:
     """Each has half of every sequence's tokens."""
     close(run(corpus, tmp_path / "run", 2, "ddp", context=2), alone)
@@ -99,6 +102,7 @@ def test_either_goes_on_from_the_other(corpus: str, alone: Rows, tmp_path: Path)
     close(run(corpus, out, 2, "ddp"), alone)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_started_again(corpus: str, alone: Rows, tmp_path: Path) -> None:
     """torchrun's elastic restart: all go on from the last checkpoint to the same losses."""
     close(run(corpus, tmp_path / "run", 2, die_at=13), alone)

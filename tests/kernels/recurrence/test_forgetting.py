@@ -7,6 +7,7 @@ import torch
 
 from qed.ops import erase_write, erase_write_step, value_checks
 from qed.testing import Case, over_budget, relative_error
+from tests.marks import slow
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
@@ -21,7 +22,7 @@ def low(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 @DTYPES
 @pytest.mark.parametrize("decay", ["head", "channel"])
-@pytest.mark.parametrize("at", [5, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at", [5, *slow(64)])
 def test_nothing_is_left_of_what_is_forgotten(dtype: torch.dtype, decay: str, at: int) -> None:
     """A huge state and huge writes before the step change nothing after it: not a bit."""
     inputs = low(Case(tokens=100, decay=decay, log_decay=-0.1).inputs(device=DEVICE), dtype)
@@ -60,7 +61,7 @@ def test_strong_steps_leave_what_they_should_of_a_large_state(dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("value", [-torch.inf, torch.nan])
-@pytest.mark.parametrize("log_decay", [-0.1, pytest.param(-5.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("log_decay", [-0.1, *slow(-5.0)])
 def test_prefill_equals_decoding(dtype: torch.dtype, value: float, log_decay: float) -> None:
     inputs = low(Case(tokens=70, log_decay=log_decay).inputs(device=DEVICE), dtype)
     inputs["g"][:, 66, :, 2] = value

@@ -7,6 +7,7 @@ from qed.bench.ops import ERROR_BARS, STRONG, gate
 from qed.ops import erase_write, erase_write_step
 from qed.ops.operators import TRITON
 from qed.testing import Case, over_budget, relative_error, run
+from tests.marks import slow
 
 pytest.importorskip("triton")
 # Pairs that are masked may overflow (`tiles.py`), which the interpreter's numpy speaks of.
@@ -37,13 +38,16 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16], ids=str
+    "dtype",
+    [torch.float32, *slow(torch.float16, torch.bfloat16)],
+    ids=str,
 )
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_loop(name: str, dtype: torch.dtype) -> None:
     assert over_budget(CASES[name].inputs(device=DEVICE), impl="triton", dtype=dtype, products=dtype, scale=0.5) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_whole_chunks_beside_cut_ones(dtype: torch.dtype) -> None:
     """One block and several, by far and by little."""
@@ -173,6 +177,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.qed.erase_write_step_triton, (*token, state, 0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [1.0, STRONG])
 def test_errors_in_bfloat16(decay: float) -> None:
     """What is promised of 512 tokens: 6e-3, and 1e-2 for dg."""
