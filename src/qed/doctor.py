@@ -47,10 +47,10 @@ def examine(console: Console, *, device: str, dtype: torch.dtype, heads: int, wi
     Returns:
         True if every form that runs here, and the model, is within its error budget.
     """
-    found = Table("", "", show_header=False)
+    facts = Table("", "", show_header=False)
     for name, value in environment(device).items():
-        found.add_row(name, value)
-    console.print(found)
+        facts.add_row(name, value)
+    console.print(facts)
     case = Case(batch=2, tokens=tokens, heads=heads, key_width=width, value_width=width)
     cases = {name: replace(case, log_decay=x).inputs(device=device) for name, x in DECAYS.items()}
     inputs = next(iter(cases.values()))
@@ -106,9 +106,9 @@ def model_errors(device: str, dtype: torch.dtype, heads: int, width: int, tokens
     ids = torch.randint(0, 256, (2, tokens), device=device)
 
     def in_training(model: QEDForCausalLM) -> tuple[Tensor, Tensor]:
-        found = model(ids, labels=ids)
-        gradients = torch.autograd.grad(found.loss, list(model.parameters()))
-        return found.logits.detach(), torch.cat([x.double().flatten() for x in gradients])
+        output = model(ids, labels=ids)
+        gradients = torch.autograd.grad(output.loss, list(model.parameters()))
+        return output.logits.detach(), torch.cat([x.double().flatten() for x in gradients])
 
     (logits, gradient), (truth, true_gradient) = in_training(model), in_training(copy.deepcopy(model).double())
     with torch.no_grad():

@@ -69,14 +69,14 @@ def read_json(path: Path, what: str = "") -> Any:
     """
     try:
         raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-        found = json.loads(raw.decode("utf-8"))
+        content = json.loads(raw.decode("utf-8"))
     except (OSError, ValueError, RecursionError, lzma.LZMAError) as error:
         if isinstance(error, OSError) and not what:
             raise
         raise ValueError(f"{path}: expected {what or 'JSON'}, got: {error}") from error
-    if what and not isinstance(found, dict):
-        raise ValueError(f"{path}: expected {what}, got JSON of type {type(found).__name__}")
-    return found
+    if what and not isinstance(content, dict):
+        raise ValueError(f"{path}: expected {what}, got JSON of type {type(content).__name__}")
+    return content
 
 
 def flush(path: Path) -> None:

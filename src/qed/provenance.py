@@ -90,5 +90,5 @@ def register(plan: str) -> None:
 
 def provenance(device: str) -> dict[str, Any]:
     """Return everything that says where a result of this process comes from, as it is kept with the result."""
-    found: dict[str, Any] = {"environment": environment(device), "git": git_state(), "code": code_sha256()}
-    return found | ({"plan": _registered} if _registered else {})
+    origin: dict[str, Any] = {"environment": environment(device), "git": git_state(), "code": code_sha256()}
+    return origin | ({"plan": _registered} if _registered else {})

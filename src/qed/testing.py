@@ -68,8 +68,8 @@ class Case:
             for step in torch.randint(max(1, self.tokens), (self.resets,), generator=random).tolist():
                 g[:, step] = -torch.inf
         state = normal(self.batch, self.heads, self.key_width, self.value_width) if self.state else None
-        found = dict(zip(NAMES, (q, k, a, u, g, state), strict=True))
-        return {name: None if x is None else x.to(device) for name, x in _cast(found, dtype).items()}
+        tensors = dict(zip(NAMES, (q, k, a, u, g, state), strict=True))
+        return {name: None if x is None else x.to(device) for name, x in _cast(tensors, dtype).items()}
 
 
 def run(
@@ -95,8 +95,8 @@ def run(
         loss = loss + (x.double() * cotangent.to(x.device)).sum()
     wanted = {name: x for name, x in leaves.items() if x is not None}
     gradients = torch.autograd.grad(loss, list(wanted.values()))
-    found = {"o": o.detach(), "state": state.detach()}
-    return found | {f"d{name}": d for name, d in zip(wanted, gradients, strict=True)}
+    results = {"o": o.detach(), "state": state.detach()}
+    return results | {f"d{name}": d for name, d in zip(wanted, gradients, strict=True)}
 
 
 def relative_error(x: Tensor, truth: Tensor) -> float:

@@ -12,7 +12,7 @@ from qed.analysis.units import counting, read_registration
 from qed.report import tables
 from qed.report.conclusions import conclusions
 from qed.report.tables import all_tables
-from qed.reproduce.collecting import KEPT
+from qed.reproduce.collecting import PREDICTION_CHARACTERS
 
 ROOT = Path(__file__).parents[2]
 SMALL = ROOT / "results" / "small"
@@ -47,7 +47,7 @@ def test_kept_predictions_are_long_enough_for_the_first_answer() -> None:
         for row in result.rows:
             value = re.search(r"[a-z\d-]*\d[a-z\d-]*", row["prediction"])
             assert value is not None, name
-            assert value.end() < KEPT, name
+            assert value.end() < PREDICTION_CHARACTERS, name
 
 
 def test_first_answers_and_parts() -> None:

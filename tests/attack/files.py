@@ -81,7 +81,7 @@ def _stray(draw: Draw, folder: Path) -> None:
 
 
 def damaged_checkpoints(seed: int) -> None:
-    """A stopped run goes on from the newest whole checkpoint to the same bits, whatever happened to the others."""
+    """A stopped run resumes from the newest whole checkpoint to the same bits, whatever happened to the others."""
     draw = Draw("damaged_checkpoints", seed)
     truth = training.whole()
     with training.workplace() as place:

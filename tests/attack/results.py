@@ -40,7 +40,7 @@ def _spoil_a_line(draw: Draw, file: Path, among: range) -> int:
 
 
 def damaged_metrics(seed: int) -> None:
-    """A run whose metrics.jsonl has damaged lines goes on, keeps the others and names the file."""
+    """A run whose metrics.jsonl has damaged lines resumes, keeps the others and names the file."""
     draw = Draw("damaged_metrics", seed)
     truth = training.numbers(training.whole())
     with training.workplace() as place:
@@ -175,7 +175,7 @@ def _numbers(out: Path, name: str) -> tuple[Any, Any]:
 
 
 def damaged_answers(seed: int) -> None:
-    """An evaluation that goes on over damaged answers or prompts ends with the same result, or says what is wrong."""
+    """An evaluation that resumes over damaged answers or prompts ends with the same result, or says what is wrong."""
     draw = Draw("damaged_answers", seed)
     template = _answered()
     with training.workplace() as place:

@@ -288,7 +288,6 @@ class Outcome:
     experiment: Experiment
     looks: list[tuple[Look, Study]]
     status: dict[str, str]  # by the name of a run's folder: "counts", or why it does not
-    runs: list[Run]
 
     @property
     def suffix(self) -> str:
@@ -307,7 +306,7 @@ def outcome(experiment: Experiment, runs: list[Run]) -> Outcome:
         lacks = {run.path.name: lacking(experiment, run, Study(runs)) for run in runs}
         whole = [run for run in runs if not lacks[run.path.name]]
         status = {name: f"incomplete, without {some[0]}" if some else "counts" for name, some in lacks.items()}
-        return Outcome(experiment, [(Look("all together", 0, LEVEL), Study(whole))] if whole else [], status, runs)
+        return Outcome(experiment, [(Look("all together", 0, LEVEL), Study(whole))] if whole else [], status)
     own = [run for run in runs if recipe_of(run) == experiment.recipe and run.arm in experiment.arms]
     begun = {run.seed for run in own if run.arm in own_arms(experiment)}  # another experiment may have had more seeds
     own = [run for run in own if run.seed in begun]
@@ -334,7 +333,7 @@ def outcome(experiment: Experiment, runs: list[Run]) -> Outcome:
             status[name] = f"incomplete, without {lacks[name][0]}"
         else:
             status[name] = "of a seed that is not complete"
-    return Outcome(experiment, taken, status, own)
+    return Outcome(experiment, taken, status)
 
 
 def outcomes(runs: list[Run], registered: bool) -> list[Outcome]:

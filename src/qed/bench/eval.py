@@ -49,10 +49,10 @@ def measure(bench: Bench, *, size: dict[str, Any], tokenizer: str, options: Opti
         QEDForCausalLM(config).bfloat16().save_pretrained(checkpoint)
         encoder.save(str(checkpoint / "tokenizer.json"))
         start = time.perf_counter()
-        found = evaluate(
+        evaluated = evaluate(
             checkpoint, [TASK], options, out=results, tokenizer=None, device=bench.device, console=bench.console
         )
-        report.add(seconds=time.perf_counter() - start, by_length={n: x["seconds"] for n, x in found.items()})
+        report.add(seconds=time.perf_counter() - start, by_length={n: x["seconds"] for n, x in evaluated.items()})
         for n in options.lengths if bench.fla else ():
             file = frozen(TASK, n, options, encoder, results, bench.console)
             prompts[n] = [x.ids for x in needle_prompts(file, encoder, options)]
@@ -78,8 +78,8 @@ def _seconds_of_a_prompt(model: Any, prompts: list[list[int]], device: str) -> f
         return seconds(device, partial(generate_greedily, model, torch.tensor([ids], device=device), new))
 
     took(prompts[0], 2)  # compiles
-    found = []
+    estimates = []
     for ids in prompts[:FLA_PROMPTS]:
         one, more = took(ids, 1), took(ids, 1 + FLA_TOKENS)
-        found.append(one + (more - one) / FLA_TOKENS * (niah.NEW_TOKENS - 1))
-    return sum(found) / len(found)
+        estimates.append(one + (more - one) / FLA_TOKENS * (niah.NEW_TOKENS - 1))
+    return sum(estimates) / len(estimates)

@@ -71,11 +71,11 @@ class Bench:
                 took = milliseconds(self.device, calls[name])
                 if i >= WARM_UP:
                     times[name].append(took)
-        found = {}
+        quartiles = {}
         for name, x in times.items():
             lower, median, upper = statistics.quantiles(x, n=4, method="inclusive") if len(x) > 1 else x * 3
-            found[name] = {"median": median, "lower_quartile": lower, "upper_quartile": upper}
-        return found
+            quartiles[name] = {"median": median, "lower_quartile": lower, "upper_quartile": upper}
+        return quartiles
 
     def print_row(self, title: str, row: dict[str, str]) -> None:
         """Print a table of one row, whose columns are the row's names."""

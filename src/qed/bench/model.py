@@ -88,15 +88,15 @@ def gate(config: QEDConfig, device: str, dtype: torch.dtype) -> dict[str, float]
     ids = torch.randint(3, config.vocab_size, (2, 300), generator=torch.Generator().manual_seed(0)).to(device)
     model = make(config, device, dtype)
     truth = make(config, device, dtype).float()(ids).logits[:, -16:]  # the same rounded weights
-    found = {"prefill": relative_error(model(ids).logits[:, -16:], truth)}
+    errors = {"prefill": relative_error(model(ids).logits[:, -16:], truth)}
     cache = model(ids[:, :-16], use_cache=True).past_key_values
     decoder = Decoder(model, 2)
     decoder.start(cache)
     steps = [decoder.step(ids[:, t : t + 1]).clone() for t in range(284, 300)]
-    found["decoding"] = relative_error(torch.stack(steps, 1), truth)
+    errors["decoding"] = relative_error(torch.stack(steps, 1), truth)
     compile_blocks(model)
-    found["compiled"] = relative_error(model(ids).logits[:, -16:], truth)
-    return found
+    errors["compiled"] = relative_error(model(ids).logits[:, -16:], truth)
+    return errors
 
 
 def tokens_per_second(device: str, generate: Callable[[int], object], batch: int, new: int = NEW) -> float:
@@ -181,9 +181,9 @@ def _generation(device: str, models: dict[str, Any], prompt: Tensor) -> dict[str
         return torch.cat(list(stream(models["qed"], prompt, max_new_tokens=tokens)), 1)
 
     batch = len(prompt)
-    found = {"qed, stream": tokens_per_second(device, streamed, batch)}
+    rates = {"qed, stream": tokens_per_second(device, streamed, batch)}
     for name, new in (("qed", NEW), ("fla gdn2", NEW_FLA)):
         if name in models:
             generate = partial(generate_greedily, models[name], prompt)
-            found[f"{name}, model.generate"] = tokens_per_second(device, generate, batch, new)
-    return found
+            rates[f"{name}, model.generate"] = tokens_per_second(device, generate, batch, new)
+    return rates

@@ -102,24 +102,24 @@ def candidates(shape: Shape, device: str, impl: str, fla: bool) -> dict[str, Can
     def op(q: Tensor, k: Tensor, a: Tensor, u: Tensor, g: Tensor) -> Tensor:
         return erase_write(q, k, a, u, g, impl=impl)[0]
 
-    found = {}
+    timed = {}
     for rule in ("qed", "gdn2"):
         *operands, g = raw.operands(rule)
         assert g is not None
-        found[f"{rule}, op"] = Candidate.of([*operands, g], op)
+        timed[f"{rule}, op"] = Candidate.of([*operands, g], op)
         if rule == "qed":
-            found["qed, op, strong decay"] = Candidate.of([*operands, STRONG * g], op)
-    found["qed, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], operator(impl, compiled=False))
+            timed["qed, op, strong decay"] = Candidate.of([*operands, STRONG * g], op)
+    timed["qed, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], operator(impl, compiled=False))
     if device.startswith("cuda"):
-        found["qed, operator compiled"] = Candidate.of([raw[name] for name in "qkvgbw"], operator(impl, compiled=True))
+        timed["qed, operator compiled"] = Candidate.of([raw[name] for name in "qkvgbw"], operator(impl, compiled=True))
     if fla:
         from fla.ops.gdn2 import chunk_gdn2
 
         def theirs(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor) -> Tensor:
             return chunk_gdn2(q, k, v, g, b, w, use_qk_l2norm_in_kernel=True)[0]
 
-        found["fla gdn2, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], theirs)
-    return found
+        timed["fla gdn2, operator"] = Candidate.of([raw[name] for name in "qkvgbw"], theirs)
+    return timed
 
 
 @lru_cache
@@ -155,9 +155,9 @@ def gate(device: str, impl: str, heads: int, width: int, decay: float = 1.0) -> 
         o, _ = erase_write(*leaves, impl=form)
         return [o, *torch.autograd.grad(o, leaves, cotangent.to(o.dtype))]
 
-    found = results([*low, g], impl)
+    computed = results([*low, g], impl)
     truth = results([x.double() for x in (*low, g)], "chunkwise")
-    errors = [relative_error(x, y) for x, y in zip(found, truth, strict=True)]
+    errors = [relative_error(x, y) for x, y in zip(computed, truth, strict=True)]
     return dict(zip(("o", "dq", "dk", "da", "du", "dg"), errors, strict=True))
 
 
@@ -290,11 +290,11 @@ class _Stages:
     def by_length(self) -> None:
         """The same number of tokens in ever longer sequences."""
         total = self.shape.batch * self.shape.tokens
-        found = {}
+        by_tokens = {}
         for tokens in (self.shape.tokens << i for i in range(0, 6) if self.shape.tokens << i <= total):
             shape = replace(self.shape, batch=total // tokens, tokens=tokens)
-            found[str(tokens)] = candidates(shape, self.bench.device, self.form, fla=False)["qed, op"]
-        rows = self._timed(found)
+            by_tokens[str(tokens)] = candidates(shape, self.bench.device, self.form, fla=False)["qed, op"]
+        rows = self._timed(by_tokens)
         self.report.add(lengths=rows)
         medians = {tokens: [f"{x['median']:.2f}" for x in row.values()] for tokens, row in rows.items()}
         title = "QED op by T, batch × T fixed: forward | with backward, ms"
@@ -302,13 +302,13 @@ class _Stages:
 
     def side_by_side(self) -> None:
         """All candidates at one shape: time, first call and memory."""
-        found = candidates(self.shape, self.bench.device, self.form, self.bench.fla)
-        first = {name: seconds(self.bench.device, c.forward_backward) for name, c in found.items()}
-        rows = {name: row | {"first_call_s": first[name]} for name, row in self._timed(found).items()}
+        timed = candidates(self.shape, self.bench.device, self.form, self.bench.fla)
+        first = {name: seconds(self.bench.device, c.forward_backward) for name, c in timed.items()}
+        rows = {name: row | {"first_call_s": first[name]} for name, row in self._timed(timed).items()}
         ratio = rows["qed, op"]["forward_backward_ms"]["median"] / rows["gdn2, op"]["forward_backward_ms"]["median"]
         self.report.add(candidates=rows, qed_over_gdn2=ratio)
         if self.bench.on_gpu:
-            found.clear()  # each candidate is alone then: the tensors of the others would count
+            timed.clear()  # each candidate is alone then: the tensors of the others would count
             for name, row in rows.items():
                 row |= peak_gib(candidates(self.shape, self.bench.device, self.form, self.bench.fla)[name])
             self.report.add(candidates=rows)
@@ -323,14 +323,14 @@ class _Stages:
 
     def prefill(self) -> None:
         """One long sequence, forward only."""
-        found = candidates(replace(self.shape, batch=1, tokens=LONG), self.bench.device, self.form, self.bench.fla)
-        times = self.bench.take_turns({name: c.forward for name, c in found.items()}, self.rounds)
+        timed = candidates(replace(self.shape, batch=1, tokens=LONG), self.bench.device, self.form, self.bench.fla)
+        times = self.bench.take_turns({name: c.forward for name, c in timed.items()}, self.rounds)
         self.report.add(**{f"prefill_{LONG}_ms": times})
         title = f"prefill, B = 1, T = {LONG}, ms"
         self.bench.print_row(title, {n: f"{x['median']:.3f}" for n, x in times.items()})
 
-    def _timed(self, found: dict[str, Candidate]) -> dict[str, dict[str, Any]]:
+    def _timed(self, timed: dict[str, Candidate]) -> dict[str, dict[str, Any]]:
         """Time forward, and forward with backward, of each candidate."""
-        forward = self.bench.take_turns({name: c.forward for name, c in found.items()}, self.rounds)
-        both = self.bench.take_turns({name: c.forward_backward for name, c in found.items()}, self.rounds)
-        return {name: {"forward_ms": forward[name], "forward_backward_ms": both[name]} for name in found}
+        forward = self.bench.take_turns({name: c.forward for name, c in timed.items()}, self.rounds)
+        both = self.bench.take_turns({name: c.forward_backward for name, c in timed.items()}, self.rounds)
+        return {name: {"forward_ms": forward[name], "forward_backward_ms": both[name]} for name in timed}

@@ -83,8 +83,8 @@ def gate(config: QEDConfig, device: str, compiled: bool) -> float:
         truth = qed_step(config, device, compiled=False).loss(rows)
         candidate = qed_step(config, device, compiled)
         with autocast(device):
-            found = candidate.loss(rows)
-    return float((found - truth).abs() / truth)
+            loss = candidate.loss(rows)
+    return float((loss - truth).abs() / truth)
 
 
 def idle(spans: list[tuple[float, float]], shortest: float = 0.0) -> float:
@@ -126,9 +126,9 @@ def idle_in_training(size: dict[str, Any], batch: int, tokens: int) -> dict[str,
             total_tokens=total,
             decay_start_tokens=total,
         )
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             train(config, base / "run", device="cuda", console=quiet)
-    kernels = sorted((x.time_range.start, x.time_range.end) for x in found.events() if x.device_type.name == "CUDA")
+    kernels = sorted((x.time_range.start, x.time_range.end) for x in profiler.events() if x.device_type.name == "CUDA")
     spans = kernels[len(kernels) // 2 : int(0.95 * len(kernels))]
     return {"whole": idle(spans), "waits": idle(spans, WAIT)}
 
@@ -194,13 +194,13 @@ def _first_steps(bench: Bench, step: TrainingStep, before: int) -> dict[str, Any
 
     `before`: bytes that were allocated before the model was made.
     """
-    found = {"first_step_s": seconds(bench.device, step)}
+    measured = {"first_step_s": seconds(bench.device, step)}
     if bench.on_gpu:
         torch.cuda.reset_peak_memory_stats()
         step()
-        found["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
+        measured["peak_gib"] = (torch.cuda.max_memory_allocated() - before) / 2**30
         torch.cuda.empty_cache()
-    return found
+    return measured
 
 
 def _show(bench: Bench, report: Report) -> None:
@@ -213,7 +213,7 @@ def _show(bench: Bench, report: Report) -> None:
     bench.console.print(table)
     bench.console.print(f"QED's step ÷ GDN-2's: {report['qed_over_gdn2']:.3f}")
     if "gpu_idle_in_training" in report:
-        found = report["gpu_idle_in_training"]
-        waits = f"{found['waits']:.2%} in waits of {WAIT:.0f} µs or more"
-        bench.console.print(f"GPU idle in `qed train`: {found['whole']:.2%} of the time, {waits}")
+        shares = report["gpu_idle_in_training"]
+        waits = f"{shares['waits']:.2%} in waits of {WAIT:.0f} µs or more"
+        bench.console.print(f"GPU idle in `qed train`: {shares['whole']:.2%} of the time, {waits}")
     bench.say_written()

@@ -97,10 +97,10 @@ def tune(bench: Bench, shape: Shape) -> Report:
         raise ValueError(f"--tune: expected a CUDA device, got {bench.device}")
     usual = {}
     for strong_decay in (False, True):
-        found = time_in_a_process(shape, bench.device, {}, strong_decay)
-        if isinstance(found, str):
-            raise GateError(f"--tune: the checked-in settings do not run here: {found}")
-        usual[strong_decay] = found
+        outcome = time_in_a_process(shape, bench.device, {}, strong_decay)
+        if isinstance(outcome, str):
+            raise GateError(f"--tune: the checked-in settings do not run here: {outcome}")
+        usual[strong_decay] = outcome
     tried: dict[str, list[dict[str, Any]]] = {}
     settings: dict[str, dict[str, int]] = {}
     for kernel, choices in CANDIDATES.items():

@@ -94,20 +94,20 @@ def device_for(name: str) -> str:
 
 def assignments(items: list[str] | None) -> dict[str, str]:
     """Read field=value of every --set; each field may be given once."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for item in items or []:
         field, separator, value = item.partition("=")
         if not separator or not field:
             raise ValueError(f"--set: expected field=value, got {item!r}")
-        if field in found:
-            raise ValueError(f"--set: expected one value of {field}, got {found[field]!r} and {value!r}")
-        found[field] = value
-    return found
+        if field in values:
+            raise ValueError(f"--set: expected one value of {field}, got {values[field]!r} and {value!r}")
+        values[field] = value
+    return values
 
 
 def files(data: list[str] | None, allowed: Iterable[str]) -> dict[str, Path]:
     """Read TASK=FILE of every --data. Each task in `allowed` may be given once, and its file or folder must exist."""
-    allowed, found = list(allowed), dict[str, Path]()
+    allowed, paths = list(allowed), dict[str, Path]()
     for item in data or []:
         task, separator, path = item.partition("=")
         if not separator or not path:
@@ -116,12 +116,12 @@ def files(data: list[str] | None, allowed: Iterable[str]) -> dict[str, Path]:
             of_these = f"a file of {', '.join(allowed)}, the tasks asked for that read one"
             wanted = of_these if allowed else "nothing, since no task asked for reads a file"
             raise ValueError(f"--data: expected {wanted}, got {item!r}")
-        if task in found:
-            raise ValueError(f"--data: expected one file for {task}, got {found[task]} and {path}")
+        if task in paths:
+            raise ValueError(f"--data: expected one file for {task}, got {paths[task]} and {path}")
         if not Path(path).exists():
             raise ValueError(f"--data: expected a file for {task}, got {path}, which does not exist")
-        found[task] = Path(path)
-    return found
+        paths[task] = Path(path)
+    return paths
 
 
 def names(option: str, items: list[str] | None, allowed: Iterable[str] | None) -> list[str]:
@@ -132,13 +132,13 @@ def names(option: str, items: list[str] | None, allowed: Iterable[str] | None) -
         items: What was given.
         allowed: The names there are; any name will do if this is None.
     """
-    found = [name.strip() for item in items or [] for name in item.split(",")]
-    for name in found if allowed is not None and all(found) else []:
+    given = [name.strip() for item in items or [] for name in item.split(",")]
+    for name in given if allowed is not None and all(given) else []:
         choice(option, name, allowed or ())
-    if not found or not all(found):
+    if not given or not all(given):
         wanted = "names separated by commas" if allowed is None else f"one or more of {', '.join(allowed)}"
-        raise ValueError(f"{option}: expected {wanted}, got {','.join(found) or 'none'!r}")
-    return found
+        raise ValueError(f"{option}: expected {wanted}, got {','.join(given) or 'none'!r}")
+    return given
 
 
 def numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
@@ -151,24 +151,24 @@ def numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
         most: The largest number allowed.
     """
     try:
-        found = tuple(int(x) for x in text.split(","))
+        values = tuple(int(x) for x in text.split(","))
     except ValueError:
         raise ValueError(f"{option}: expected whole numbers separated by commas, got {text!r}") from None
-    for number in found:
+    for number in values:
         if not least <= number <= most:
             raise ValueError(f"{option}: expected numbers from {least} to {most}, got {number}")
-    return found
+    return values
 
 
 def factors(option: str, text: str) -> tuple[float, ...]:
     """Read finite numbers separated by commas, each of which may be given once."""
     try:
-        found = tuple(float(x) for x in text.split(","))
+        values = tuple(float(x) for x in text.split(","))
     except ValueError:
         raise ValueError(f"{option}: expected numbers separated by commas, got {text!r}") from None
-    if not all(map(math.isfinite, found)) or len(set(found)) < len(found):
+    if not all(map(math.isfinite, values)) or len(set(values)) < len(values):
         raise ValueError(f"{option}: expected finite numbers, each once, got {text!r}")
-    return found
+    return values
 
 
 def existing(option: str, path: Path | None, *, folder: bool) -> Path | None:

@@ -105,8 +105,8 @@ def _reproduce(
         progress.show_state(chosen, folder, console)
         return
     if collect is not None:
-        found = collecting.collect(folder, writable("--collect", collect, folder=True))
-        console.print(f"{found} files in {collect}")
+        count = collecting.collect(folder, writable("--collect", collect, folder=True))
+        console.print(f"{count} files in {collect}")
         return
     device = device_for(device)
     if scale == "paper":

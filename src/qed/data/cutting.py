@@ -81,10 +81,10 @@ class Encoder:
     def _long(self, text: str) -> np.ndarray:
         may, rest = self._rule
         pieces = cut(text, may)
-        found = list(_encoded(self.tokenizer, [next(pieces)]))
+        tokens = list(_encoded(self.tokenizer, [next(pieces)]))
         while some := list(islice(pieces, TOGETHER)):
-            found += _encoded(rest, some)
-        return np.concatenate(found)
+            tokens += _encoded(rest, some)
+        return np.concatenate(tokens)
 
     @cached_property
     def _rule(self) -> tuple[May | None, Tokenizer]:

@@ -73,8 +73,8 @@ def document(draw: Random, sentences: list[str], words: list[str]) -> str:
     facts = {key: value(kind, draw) for key in keys}
     room = int(length) - len(HEAD) - len(QUESTION) - each * len(facts)
     parts, gap = _noise(room) if draw.random() < NOISY else _talk(room, sentences, draw)
-    for key, found in facts.items():
-        parts.insert(draw.randint(0, len(parts)), NEEDLE.format(kind=kind, key=key, value=found))
+    for key, fact in facts.items():
+        parts.insert(draw.randint(0, len(parts)), NEEDLE.format(kind=kind, key=key, value=fact))
     asked = list(facts)
     draw.shuffle(asked)
     answers = [f"{ANSWER.format(one=one, key=key)} {facts[key]}." for key in asked]

@@ -77,8 +77,8 @@ def prepare(
     asked |= {} if mix is None else {"mix": mix.about}
 
     def texts() -> Iterator[str]:
-        found = islice(sources.part(sources.documents(source, column), part), limit)
-        return found if mix is None else mix(found)
+        documents = islice(sources.part(sources.documents(source, column), part), limit)
+        return documents if mix is None else mix(documents)
 
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {out}")
@@ -124,10 +124,10 @@ def _check_source(out: Path, source: str, before: dict[str, str] | None, now: di
 
 
 def _check_tokenizer(out: Path, name: str, before: str, now: Tokenizer) -> None:
-    found = tokenization.identity(now)
-    if found != before:
+    after = tokenization.identity(now)
+    if after != before:
         raise ValueError(
-            f"--tokenizer: {name} has changed since {out} was begun: its identity was {before}, now it is {found}; "
+            f"--tokenizer: {name} has changed since {out} was begun: its identity was {before}, now it is {after}; "
             "bring the old one back, or use another --out"
         )
 
@@ -228,10 +228,10 @@ def _begin(
         tokenizer = given or tokenization.load(asked["tokenizer"], sample)
         write_text(out / "tokenizer.json", tokenizer.to_str(pretty=True))
         return tokenizer, [], 0, None
-    found = read_json(state)
+    progress = read_json(state)
     try:
-        before, shards = found["asked"], [Shard(**shard) for shard in found["shards"]]
-        count, total, files = int(found["documents"]), found.get("documents_sha256"), found.get("source_files")
+        before, shards = progress["asked"], [Shard(**shard) for shard in progress["shards"]]
+        count, total, files = int(progress["documents"]), progress.get("documents_sha256"), progress.get("source_files")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{state}: expected what `qed prepare` wrote, got something else: {error}") from error
     if before != asked:

@@ -101,12 +101,12 @@ class TokenShards:
     def _map(self, shard: Shard) -> np.ndarray:
         path = self.folder / shard.file
         try:
-            found = np.memmap(path, dtype=self.index["dtype"], mode="r")
+            tokens = np.memmap(path, dtype=self.index["dtype"], mode="r")
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: expected {shard.tokens} tokens, got: {error}") from error
-        if len(found) != shard.tokens:
-            raise ValueError(f"{path}: expected {shard.tokens} tokens, got {len(found)}")
-        return found
+        if len(tokens) != shard.tokens:
+            raise ValueError(f"{path}: expected {shard.tokens} tokens, got {len(tokens)}")
+        return tokens
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
@@ -115,14 +115,14 @@ class TokenShards:
         """Tokens [start, start + count) of all shards as one, in int64."""
         if start < 0 or start + count > len(self):
             raise IndexError(f"tokens {start} to {start + count} of {len(self)}")
-        found = []
+        pieces = []
         shard = int(np.searchsorted(self.ends, start, side="right"))
         while count:
             first = start - (int(self.ends[shard - 1]) if shard else 0)
             piece = self.parts[shard][first : first + count]
-            found.append(piece)
+            pieces.append(piece)
             start, count, shard = start + len(piece), count - len(piece), shard + 1
-        return np.concatenate(found).astype(np.int64) if found else np.zeros(0, np.int64)
+        return np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64)
 
     def verify(self) -> None:
         """Read everything and compare with the checksums."""

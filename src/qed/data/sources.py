@@ -58,12 +58,12 @@ def identity(source: str) -> dict[str, str]:
     """The sha256 of every file of a source by its name; none for a dataset of the hub and for built-in documents."""
     if source.startswith(("hf:", "synthetic:")):
         return {}
-    base, found = Path(source), {}
+    base, digests = Path(source), {}
     for path in files(source):
         with path.open("rb") as file:
             name = str(path.relative_to(base)) if base.is_dir() else path.name
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def part(texts: Iterator[str], which: str) -> Iterator[str]:
@@ -84,12 +84,12 @@ def part(texts: Iterator[str], which: str) -> Iterator[str]:
 def files(source: str) -> list[Path]:
     """The files of a source that is a file or a folder, in the order of their names."""
     path = Path(source)
-    found = sorted(x for x in path.rglob("*") if _kind(x) in KINDS) if path.is_dir() else [path]
+    paths = sorted(x for x in path.rglob("*") if _kind(x) in KINDS) if path.is_dir() else [path]
     if not path.exists():
         raise SourceError(f"SOURCE: expected a file, a folder, hf:… or synthetic:…, got {source}, which does not exist")
-    if not found or (path.is_file() and _kind(path) not in KINDS):
+    if not paths or (path.is_file() and _kind(path) not in KINDS):
         raise SourceError(f"SOURCE: expected {', '.join(KINDS)}, plain or with .gz or .xz, got {source}")
-    return found
+    return paths
 
 
 def _kind(path: Path) -> str:

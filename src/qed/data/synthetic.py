@@ -25,10 +25,10 @@ QUESTIONS = 4  # for each fact of a document
 
 
 def _words(count: int) -> list[str]:
-    draw, found = random.Random(0), dict[str, None]()
-    while len(found) < count:
-        found["".join(draw.choice(ONSETS) + draw.choice(VOWELS) for _ in range(2))] = None
-    return list(found)
+    draw, unique = random.Random(0), dict[str, None]()
+    while len(unique) < count:
+        unique["".join(draw.choice(ONSETS) + draw.choice(VOWELS) for _ in range(2))] = None
+    return list(unique)
 
 
 KEYS, VALUES = _words(192)[:128], _words(192)[128:]

@@ -37,12 +37,12 @@ def load(name: str, texts: Iterable[str] = ()) -> Tokenizer:
         return from_sentencepiece(path)
     if path.suffix == ".json":
         try:
-            found = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:
             raise ValueError(f"--tokenizer: expected a tokenizer.json, got {name}: {error}") from error
-        found.no_truncation()  # some files ask for it; a document is taken whole
-        found.no_padding()
-        return found
+        tokenizer.no_truncation()  # some files ask for it; a document is taken whole
+        tokenizer.no_padding()
+        return tokenizer
     raise ValueError(f"--tokenizer: expected a .model or .json file, bpe:N or words:N, got {name}")
 
 
@@ -107,9 +107,9 @@ def ends(tokenizer: Tokenizer) -> tuple[int | None, int]:
     """The tokens a document begins and ends with: ⟨s⟩ and ⟨/s⟩, or our own end alone."""
     begin = tokenizer.token_to_id("<s>")
     for name in ("</s>", END, "<|endoftext|>"):
-        found = tokenizer.token_to_id(name)
-        if found is not None:
-            return begin, found
+        end = tokenizer.token_to_id(name)
+        if end is not None:
+            return begin, end
     raise ValueError(f"--tokenizer: expected one with a token </s>, {END} or <|endoftext|> to separate documents")
 
 

@@ -58,11 +58,11 @@ def answers(
     if model.lm_head.weight.is_cuda:
         prompts = prompts + [prompts[-1]] * (batch - count)
     logits, cache = read(model, prompts)
-    parts, found = [], torch.zeros(count, dtype=torch.bool)
+    parts, ended = [], torch.zeros(count, dtype=torch.bool)
     for part in continued(model, logits, cache, max_new_tokens=new_tokens, sampling=Sampling()):
         parts.append(part[:count].cpu())
-        found |= torch.isin(parts[-1], torch.tensor(sorted(ends))).any(1)
-        if bool(found.all()):
+        ended |= torch.isin(parts[-1], torch.tensor(sorted(ends))).any(1)
+        if bool(ended.all()):
             break
     rows = torch.cat(parts, 1).tolist()
     return [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in rows]

@@ -76,8 +76,8 @@ def data_from_files(options: Options) -> Iterator[None]:
     def load(path: str, *args: Any, **named: Any) -> Any:
         for name, task in of_kind(RecallTask).items():
             if path == task.dataset and name in options.data:
-                found = datasets.Dataset.from_list(list(lines(options.data[name])))
-                return datasets.DatasetDict({"validation": found})
+                examples = datasets.Dataset.from_list(list(lines(options.data[name])))
+                return datasets.DatasetDict({"validation": examples})
         if path == ESSAYS and options.essays is not None:
             return datasets.Dataset.from_list([{"text": niah.essays(options.essays)}])
         return whole(path, *args, **named)
@@ -141,7 +141,7 @@ def run(
     # A folder of its own: lm-eval lets a tokenizer's folder bring code, and here is nothing but what we write.
     with tempfile.TemporaryDirectory() as folder, data_from_files(options):
         language_model.tokenizer.save_pretrained(folder)
-        found = simple_evaluate(
+        evaluated = simple_evaluate(
             model=language_model,
             tasks=list(tasks),
             limit=options.samples,
@@ -149,7 +149,7 @@ def run(
             bootstrap_iters=0,
             metadata={"tokenizer": folder, "max_seq_lengths": list(options.lengths)},
         )
-    for task, samples in found["samples"].items():
+    for task, samples in evaluated["samples"].items():
         rows = [
             {
                 "index": sample["doc_id"],
@@ -162,7 +162,7 @@ def run(
             for sample in samples
         ]
         write_lines(out / f"lm-eval-{task}.jsonl", rows)
-    results = json.loads(json.dumps(found["results"], default=str))
+    results = json.loads(json.dumps(evaluated["results"], default=str))
     about = {"harness": "lm-eval", "tasks": list(tasks), "lengths": list(options.lengths), "limit": options.samples}
     provenance = {"environment": environment(device), "git": git_state(), "folder": str(checkpoint)}
     write_json(

@@ -83,12 +83,12 @@ def unpacked(folder: Path) -> dict[str, tuple[dict[str, Any], Rows]]:
     if base is None:
         raise ValueError(f"{path}: expected {EXAMPLES} in a folder above it, got none")
     examples = Examples(base).known
-    found = {}
+    results = {}
     for row in lines(path):
         try:
             name, summary, answers = row["name"], row["summary"], row["answers"]
             said = examples[summary["about"]["prompts"]]
-            found[name] = (
+            results[name] = (
                 summary,
                 [
                     {"index": i, "prediction": text, "correct": score} | about
@@ -97,4 +97,4 @@ def unpacked(folder: Path) -> dict[str, tuple[dict[str, Any], Rows]]:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: expected results and their answers, got: {error!r}") from error
-    return found
+    return results

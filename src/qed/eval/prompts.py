@@ -83,11 +83,11 @@ class FrozenPrompts:
         if not isinstance(kept, dict) or not all(path.exists() for path in self.parts):
             return False
         for path in self.parts:
-            found = file_digest(path)
-            if found != kept.get(path.suffix):
+            now = file_digest(path)
+            if now != kept.get(path.suffix):
                 raise ValueError(
                     f"{path}: expected the prompts as they were frozen, with sha256 {kept.get(path.suffix)}, got "
-                    f"{found}: the file was changed; remove it, {self.path.with_suffix('.json').name} and its results "
+                    f"{now}: the file was changed; remove it, {self.path.with_suffix('.json').name} and its results "
                     "to have it made anew"
                 )
         return True
@@ -96,8 +96,8 @@ class FrozenPrompts:
         """Draws all samples and writes them, or compares them with what is there."""
         ids: list[list[int]] = []
 
-        def rows(found: Iterable[tuple[dict[str, Any], list[int]]]) -> Iterator[dict[str, Any]]:
-            for row, tokens in found:
+        def rows(samples: Iterable[tuple[dict[str, Any], list[int]]]) -> Iterator[dict[str, Any]]:
+            for row, tokens in samples:
                 ids.append(tokens)
                 yield row
 
@@ -156,10 +156,10 @@ def frozen(task: str, length: int, options: Options, tokenizer: Tokenizer, out: 
         out: the folder of results, in which prompts are kept unless options name another folder.
         console: for the progress bar.
     """
-    found = FrozenPrompts(named(task, NeedleTask), length, options, tokenizer, out)
-    if not found.verify():
-        found.freeze(console)
-    return found.path
+    prompts = FrozenPrompts(named(task, NeedleTask), length, options, tokenizer, out)
+    if not prompts.verify():
+        prompts.freeze(console)
+    return prompts.path
 
 
 def needle_prompts(path: Path, tokenizer: Tokenizer, options: Options) -> Iterator[Prompt]:
@@ -195,8 +195,8 @@ def recall_prompts(task: RecallTask, tokenizer: Tokenizer, options: Options) -> 
         tokenizer: of the model that will be asked.
         options: file, variant and lengths.
     """
-    rows, where = _rows(task, options)
-    found = []
+    rows, where = _numbered_rows(task, options)
+    prompts = []
     golds, truncated, forms = 0, 0, dict.fromkeys(("as given", "cue added", "question"), 0)
     made = task.examples(rows, variant=options.variant, tokenizer=tokenizer, context=options.context, where=where)
     for example in islice(made, options.samples):
@@ -210,14 +210,14 @@ def recall_prompts(task: RecallTask, tokenizer: Tokenizer, options: Options) -> 
         golds += survives(text, example.golds)
         forms[example.form] += 1
         more = {"document": example.document, "form": example.form}
-        found.append(Prompt(ids=_with_bos(ids, tokenizer, options), text=text, golds=example.golds, more=more))
-    if not found:
+        prompts.append(Prompt(ids=_with_bos(ids, tokenizer, options), text=text, golds=example.golds, more=more))
+    if not prompts:
         raise ValueError(f"{where}: expected examples, got none")
     log: dict[str, Any] = {"golds_in_prompt": golds, "truncated": truncated}
     log["forms"] = {k: v for k, v in forms.items() if v}
     if task.name not in options.data:
         log["dataset"] = where  # by which reports tell it from a file that only resembles it
-    return found, log
+    return prompts, log
 
 
 def survives(prompt: str, golds: tuple[str, ...]) -> bool:
@@ -225,7 +225,7 @@ def survives(prompt: str, golds: tuple[str, ...]) -> bool:
     return any(gold.lower() in prompt.lower() for gold in golds)
 
 
-def _rows(task: RecallTask, options: Options) -> tuple[Iterable[tuple[int, dict[str, Any]]], str]:
+def _numbered_rows(task: RecallTask, options: Options) -> tuple[Iterable[tuple[int, dict[str, Any]]], str]:
     """The numbered rows of a task's file or data set, and its name."""
     path, name = options.data.get(task.name), task.dataset
     if path is not None:
@@ -244,7 +244,7 @@ def _rows(task: RecallTask, options: Options) -> tuple[Iterable[tuple[int, dict[
 
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """Tokens of texts, found on all cores."""
-    return [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def _with_bos(ids: list[int], tokenizer: Tokenizer, options: Options) -> list[int]:

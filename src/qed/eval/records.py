@@ -103,15 +103,15 @@ def read_rows(path: Path) -> list[list[int]]:
 
 def by_index(path: Path) -> dict[int, dict[str, Any]]:
     """Predictions of one file, each example once."""
-    found: dict[int, dict[str, Any]] = {}
+    predictions: dict[int, dict[str, Any]] = {}
     for number, row in numbered_lines(path):
         index = row.get("index")
         if type(index) is not int or row.get("correct") not in (0, 1):
             raise ValueError(f"{path}:{number}: expected the index of an example and whether it is correct, got others")
-        if index in found:
+        if index in predictions:
             raise ValueError(f"{path}:{number}: expected each example once, got example {index} again")
-        found[index] = row
-    return found
+        predictions[index] = row
+    return predictions
 
 
 def check_same(out: Path, name: str, about: dict[str, Any]) -> None:

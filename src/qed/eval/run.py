@@ -171,10 +171,10 @@ def matching_tokenizer(checkpoint: Path | None, name: str | None) -> Tokenizer:
         if not Path(name).is_file():
             raise ValueError(f"--tokenizer: expected a .model or .json file, got {name}")
         return tokenization.load(name)
-    found = tokenization.load(str(own))
-    if name is not None and tokenization.identity(tokenization.load(name)) != tokenization.identity(found):
+    tokenizer = tokenization.load(str(own))
+    if name is not None and tokenization.identity(tokenization.load(name)) != tokenization.identity(tokenizer):
         raise ValueError(f"--tokenizer: expected the checkpoint's own, {own}, got another, {name}")
-    return found
+    return tokenizer
 
 
 def evaluate(
@@ -199,32 +199,32 @@ def evaluate(
         console: for progress bars and the tables.
     """
     run = Evaluation(checkpoint, tokenizer, options, device, console)
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, job in run.jobs(tasks, out).items():
         with held(out, f"eval-{name}"):
-            found[name] = job()
+            results[name] = job()
     console.print(str(checkpoint), markup=False)
-    for table in tables(found):
+    for table in tables(results):
         console.print(table)
     console.print(f"written to {out}", markup=False)
-    return found
+    return results
 
 
 def tables(results: dict[str, dict[str, Any]]) -> list[Table]:
     """Results by name, as tables: one for all tasks that have the same columns."""
-    found: dict[tuple[str, ...], Table] = {}
+    by_columns: dict[tuple[str, ...], Table] = {}
     for name, result in results.items():
         task = TASKS[name.partition("-")[0]]
-        table = found.setdefault(task.columns, Table(*task.columns))
+        table = by_columns.setdefault(task.columns, Table(*task.columns))
         for row in task.rows(name, result):
             table.add_row(*row)
-    return list(found.values())
+    return list(by_columns.values())
 
 
 def _weights(checkpoint: Path) -> str:
     """The sha256 of the weights: a result belongs to them, whatever their folder is called."""
-    found = hashlib.sha256()
+    weights = hashlib.sha256()
     for path in sorted(checkpoint.glob("*.safetensors")):
         with path.open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()
+            weights.update(hashlib.file_digest(file, "sha256").digest())
+    return weights.hexdigest()

@@ -159,10 +159,10 @@ class MeasuredTask(Task):
 
 def checked_golds(golds: Iterable[Any], where: str) -> tuple[str, ...]:
     """Golds with something to be said: an empty one stands in any prediction, and would count all as right."""
-    found = tuple(golds)
-    if not found:
+    checked = tuple(golds)
+    if not checked:
         raise ValueError(f"{where}: expected an answer, got none")
-    for gold in found:
+    for gold in checked:
         if not isinstance(gold, str) or not gold.strip():
             raise ValueError(f"{where}: expected an answer with at least one character, got {gold!r}")
-    return found
+    return checked

@@ -77,7 +77,7 @@ def offsets(
     said = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
     given = {name: x for name, x in said.items() if x is not None}
     said = {"seq_idx": seq_idx, "position_ids": None if continues else position_ids}
-    rows = {name: _rows(name, x, batch, tokens) for name, x in said.items() if x is not None}
+    rows = {name: _expanded(name, x, batch, tokens) for name, x in said.items() if x is not None}
     for name in (*given, *rows):
         if continues:
             raise ValueError(f"{name}: packed sequences go with neither an attention_mask nor a cache")
@@ -96,7 +96,8 @@ def offsets(
     return None
 
 
-def _rows(name: str, x: Tensor, batch: int, tokens: int) -> Tensor:
+def _expanded(name: str, x: Tensor, batch: int, tokens: int) -> Tensor:
+    """Return `x`, which is [B, T], [1, T] or [T], as [B, T]."""
     shape = list(x.shape)
     x = x[None] if x.dim() == 1 else x
     if x.dim() != 2 or x.shape[1] != tokens or x.shape[0] not in (1, batch):

@@ -173,7 +173,7 @@ class Schedule:
             steps.append(Step(slice(at, at + rows), slice(lane * heads, lane * heads + rows), state))
             at += rows
             kept += 0 if state is None else count
-        places = self._grid(lane, step, alive) or self._rows(lane, step, alive)
+        places = self._grid(lane, step, alive) or self._chunk_rows(lane, step, alive)
         return Slab(first_chunk=chunk, chunks=sum(alive), steps=tuple(steps), places=places)
 
     def _grid(self, lane: int, step: int, alive: list[int]) -> Grid | None:
@@ -189,7 +189,7 @@ class Schedule:
             strides=(self.chunk * heads, apart * heads, 1, heads),
         )
 
-    def _rows(self, lane: int, step: int, alive: list[int]) -> Rows:
+    def _chunk_rows(self, lane: int, step: int, alive: list[int]) -> Rows:
         where = [(lane + i, step + n) for n, count in enumerate(alive) for i in range(count)]
         start = torch.tensor([self.starts[i] + n * self.chunk for i, n in where])
         left = torch.tensor([self.lengths[i] - n * self.chunk for i, n in where])

@@ -18,7 +18,7 @@ from ..eval.task import RecallTask
 from ..eval.tasks import of_kind
 from ..files import write_bytes
 
-KEPT = 160  # characters of a prediction that are kept
+PREDICTION_CHARACTERS = 160  # characters of a prediction that are kept
 EVERY = 10  # metrics of every tenth step are kept, and those of validations and of the last step
 LEFT_OUT = {"prompt_sha256"}  # not needed: the name of the prompts' file and a line's index tell which prompt it is
 LICENSED = {"gold"}  # left out for recall tasks, whose answers belong to a data set with a licence of its own
@@ -77,7 +77,7 @@ def _short(path: Path) -> list[dict[str, Any]]:
     """The answers of a file as they are kept."""
     hidden = LEFT_OUT | (LICENSED if path.name.split("-")[0] in of_kind(RecallTask) else set())
     kept = [{name: x for name, x in row.items() if name not in hidden} for row in lines(path)]
-    return [row | {"prediction": str(row["prediction"])[:KEPT]} for row in kept]
+    return [row | {"prediction": str(row["prediction"])[:PREDICTION_CHARACTERS]} for row in kept]
 
 
 def _without_folders(path: Path, out: Path) -> str:

@@ -14,13 +14,13 @@ Kind = TypeVar("Kind", bound=Task)
 
 def _collected() -> dict[str, Task]:
     """The rows of all modules by name, those of needle tasks first. A module without rows helps another one."""
-    found: dict[str, Task] = {}
+    tasks: dict[str, Task] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         for task in getattr(importlib.import_module(module.name), "TASKS", ()):
-            if task.name in found:
+            if task.name in tasks:
                 raise ValueError(f"{module.name}: expected a name that no other task has, got {task.name!r}")
-            found[task.name] = task
-    return dict(sorted(found.items(), key=lambda item: not isinstance(item[1], NeedleTask)))
+            tasks[task.name] = task
+    return dict(sorted(tasks.items(), key=lambda item: not isinstance(item[1], NeedleTask)))
 
 
 TASKS = _collected()

@@ -24,7 +24,7 @@ class Keys(Sequence[str]):
             raise ValueError("--words: expected adjectives and nouns, got an empty list")
         self.nouns = sorted(set(nouns))
         stems = sorted({f"{x}-" for x in adjectives})
-        self.blocks: list[tuple[str, list[str]]] = []  # what all strings of a block begin with, and how they go on
+        self.blocks: list[tuple[str, list[str]]] = []  # what all strings of a block begin with, and their endings
         while stems:
             stem = stems.pop(0)
             within = [x for x in stems if x.startswith(stem)]
@@ -52,11 +52,11 @@ class Keys(Sequence[str]):
 
     def identity(self) -> str:
         """The sha256 of what the list is made of."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for stem, endings in self.blocks:
-            found.update("\n".join((stem, *(endings if endings is not self.nouns else ()))).encode())
-        found.update("\n".join(self.nouns).encode())
-        return found.hexdigest()
+            digest.update("\n".join((stem, *(endings if endings is not self.nouns else ()))).encode())
+        digest.update("\n".join(self.nouns).encode())
+        return digest.hexdigest()
 
 
 def load(folder: Path | None) -> Keys:

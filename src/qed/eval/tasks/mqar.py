@@ -80,9 +80,9 @@ def accuracy(model: QEDForCausalLM, tokens: Tensor, targets: Tensor, batch: int 
         raise ValueError(f"mqar: expected a model of {VOCABULARY} tokens, got {model.config.vocab_size}")
     device, right, asked = model.lm_head.weight.device, 0, 0
     for rows, wanted in zip(tokens.split(batch), targets.split(batch), strict=True):
-        found = model(rows.to(device), use_cache=False).logits.argmax(-1).cpu()
+        predicted = model(rows.to(device), use_cache=False).logits.argmax(-1).cpu()
         there = wanted != -100
-        right, asked = right + int((found == wanted)[there].sum()), asked + int(there.sum())
+        right, asked = right + int((predicted == wanted)[there].sum()), asked + int(there.sum())
     return right / asked
 
 
@@ -98,13 +98,13 @@ def prepare(model: QEDForCausalLM, options: Options, tokenizer: str) -> Measurem
         raise ValueError(f"mqar: expected a model of {VOCABULARY} tokens, got one of {model.config.vocab_size}")
 
     def run(done: Callable[[int], None]) -> dict[str, Any]:
-        found = {}
+        accuracies = {}
         for i, setting in enumerate(SETTINGS):
             setting = setting._replace(examples=min(setting.examples, options.samples or setting.examples))
             tokens, targets = examples(setting, seed=options.seed + i)
-            found[f"{setting.length}x{setting.pairs}"] = accuracy(model, tokens, targets)
+            accuracies[f"{setting.length}x{setting.pairs}"] = accuracy(model, tokens, targets)
             done(i + 1)
-        return {"accuracy": found}
+        return {"accuracy": accuracies}
 
     return Measurement(about={"seed": options.seed}, steps=len(SETTINGS), run=run)
 

@@ -23,14 +23,14 @@ ROWS = 64  # unless --samples says otherwise
 @torch.no_grad()
 def losses(model: QEDForCausalLM, rows: Tensor) -> Tensor:
     """The loss [B, L], in float32, of predicting each of the last L tokens of rows [B, L + 1], read piece by piece."""
-    device, cache, found = model.lm_head.weight.device, None, []
+    device, cache, pieces = model.lm_head.weight.device, None, []
     for start in range(0, rows.shape[1] - 1, PIECE):
         end = min(start + PIECE, rows.shape[1] - 1)
         given, wanted = rows[:, start:end].to(device), rows[:, start + 1 : end + 1].to(device)
         said = model(given, past_key_values=cache, use_cache=True)
         cache, logits = said.past_key_values, said.logits.float()
-        found.append(torch.nn.functional.cross_entropy(logits.mT, wanted, reduction="none").cpu())
-    return torch.cat(found, 1)
+        pieces.append(torch.nn.functional.cross_entropy(logits.mT, wanted, reduction="none").cpu())
+    return torch.cat(pieces, 1)
 
 
 def by_position(
@@ -53,8 +53,8 @@ def by_position(
     means = torch.zeros(rows, len(edges) - 1, dtype=torch.float64)
     for row in range(rows):
         tokens = torch.from_numpy(shards.read(row * length, length + 1))[None]
-        found = losses(model, tokens)[0].double()
-        means[row] = torch.stack([found[a:b].mean() for a, b in pairwise(edges)])
+        row_losses = losses(model, tokens)[0].double()
+        means[row] = torch.stack([row_losses[a:b].mean() for a, b in pairwise(edges)])
         done(row + 1)
     errors = means.std(0) / rows**0.5 if rows > 1 else torch.full_like(means[0], torch.nan)
     bins = [
