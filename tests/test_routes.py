@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qed import RULES, QEDConfig, QEDForCausalLM, explain
-from qed.layers import MixerState, QEDBlock, Sequences, set_impl
+from qed.layers import Mixer, MixerState, QEDBlock, Sequences, set_impl
 from qed.layers.obstacles import rule_obstacle
 from qed.layers.routes import BLOCK, OPERANDS, PIECES, block_in_torch, project
 from qed.layers.sequences import DENSE
@@ -246,6 +246,15 @@ def test_names_that_are_no_route_are_refused() -> None:
     with pytest.raises(ValueError, match="impl: expected one of"):
         model.model.layers[0].mixer(torch.zeros(1, 2, model.config.hidden_size), impl="fast")
     assert {module.impl for module in model.modules() if hasattr(module, "impl")} == {"auto"}
+
+
+def test_layers_of_one_s_own_class_are_set_too() -> None:
+    class Own(Mixer):
+        pass
+
+    model = torch.nn.Sequential(Own(hidden_size=24, num_heads=2, head_dim=16, value_head_dim=16), torch.nn.Linear(2, 2))
+    set_impl(model, "reference")
+    assert {module.impl for module in model.modules() if hasattr(module, "impl")} == {"reference"}
 
 
 def test_a_named_route_never_falls_back() -> None:
