@@ -114,7 +114,7 @@ class Rule:
 
     def columns(self) -> dict[str, Any]:
         """Return what the row declares, by name. Kernels run a rule only if they know every value of these."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "erase_vector"}
+        return {name: value for name, value in self.__dict__.items() if name != "erase_vector"}
 
     def default(self, column: str) -> Any:
         """Return what a row has in a column that it does not mention."""

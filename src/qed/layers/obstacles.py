@@ -16,7 +16,8 @@ def rule_obstacle(rule: Rule) -> str | None:
     if type(rule) is not Rule:
         return f"the rule is a {type(rule).__name__}, which may compute anything"
     for name, value in rule.columns().items():
-        if value not in prologue.KNOWN_COLUMNS.get(name, (rule.default(name),)):
+        known = prologue.KNOWN_COLUMNS.get(name)
+        if value not in ((rule.default(name),) if known is None else known):
             shown = getattr(value, "__name__", repr(value))
             return f"the kernels do not know the rule's {name} = {shown}"
     if rule.write == "none" and rule.erase != "head":

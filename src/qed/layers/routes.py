@@ -144,7 +144,7 @@ CONVOLUTION = Piece(
 
 
 def _operands_obstacle(call: Call, mixer: Mixer) -> str | None:
-    why_not = rule_obstacle(mixer.row)
+    why_not = kernel_obstacle(call) or rule_obstacle(mixer.row)
     if why_not is not None:
         return why_not
     widest = max(mixer.head_dim, mixer.value_head_dim)
@@ -156,7 +156,7 @@ def _operands_obstacle(call: Call, mixer: Mixer) -> str | None:
             return "with a gradient it takes more than one token of sequences that are not packed and start from zeros"
         if not 1 < taps <= MOST_TAPS:
             return f"with a gradient it takes 2 to {MOST_TAPS} taps, and there are {taps}"
-    return kernel_obstacle(call)
+    return None
 
 
 def _operands_kernel(
