@@ -5,10 +5,13 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from qed import RULES, erase_write
+from qed import RULES, QEDConfig, QEDForCausalLM, erase_write
 from qed.analysis import look
-from qed.analysis.look import implicit_attention
+from qed.analysis.look import implicit_attention, look_at, look_inside
+from qed.layers import Mixer
+from qed.model.inspection import mixer_inputs
 from qed.testing import Case
+from tests.analysis.test_eigenvalues import layer
 from tests.strategies import cases
 from tests.test_rules import drawn, projections
 
@@ -39,7 +42,8 @@ def test_it_is_the_product_of_the_transitions(decay: str, columns: int, monkeypa
     case = Case(batch=2, tokens=9, heads=2, key_width=5, decay=decay, strength=0.5)  # type: ignore[arg-type]
     q, k, a, g = (case.inputs()[name] for name in ("q", "k", "a", "g"))
     found = implicit_attention(q, k, a, g, scale=0.7)
-    assert found.shape == (2, 2, 9, 9) and found.dtype == torch.float64
+    assert found.shape == (2, 2, 9, 9)
+    assert found.dtype == torch.float64
     full = torch.zeros_like(k) if g is None else g.expand_as(k)
     for i in range(2):
         for h in range(2):
@@ -80,3 +84,71 @@ def test_what_is_not_a_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match="k: expected q's shape"):
         implicit_attention(x, x[:, :5], x)
     assert implicit_attention(x[:, :0], x[:, :0], x[:, :0]).shape == (1, 2, 0, 0)
+
+
+def outputs(mixer: Mixer, x: Tensor) -> Tensor:
+    """o [B, T, H, V] as the layer itself hands it to its norm."""
+    seen: list[Tensor] = []
+    hook = mixer.o_norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        mixer(x)
+    hook.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_look_sums_to_what_the_layer_reads(rule: str) -> None:
+    mixer, x = layer(rule), torch.randn(2, 21, 24, dtype=torch.float64)
+    mixer.read_scale = 0.3
+    found = look_at(mixer, x)
+    assert found.attention.shape == (2, 2, 21, 21)
+    assert torch.allclose(read(found.attention, found.writes), outputs(mixer, x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_without_the_correction_it_is_gdn2_on_the_same_activations(rule: str) -> None:
+    mixer, x = layer(rule), torch.randn(2, 21, 24, dtype=torch.float64)
+    found = look_at(mixer, x)
+    if not RULES[rule].strength:
+        assert found.without_correction is None
+        assert found.forgotten is None
+        return
+    with torch.no_grad():
+        same = mixer.projections(x)._replace(strength=None, direction=None)
+        q, k, a, u, g = RULES["gdn2"].operands(same)
+    assert found.without_correction is not None
+    assert found.forgotten is not None
+    assert torch.equal(found.without_correction, implicit_attention(q, k, a, g))
+    assert torch.equal(found.writes, u)
+    lost = erase_write(q, k, a, u, g)[0] - outputs(mixer, x)
+    assert torch.allclose(read(found.forgotten, found.writes), lost, rtol=0, atol=1e-10)
+    assert float(lost.abs().max()) > 1e-3
+    mixer.strength_scale = 0.0
+    assert not look_at(mixer, x).forgotten.any()  # type: ignore[union-attr]
+
+
+def test_nothing_is_forgotten_before_there_is_a_past() -> None:
+    """Token t's correction erases what was stored before it, and never what it writes itself."""
+    forgotten = look_at(layer("qed"), torch.randn(1, 21, 24, dtype=torch.float64)).forgotten
+    assert forgotten is not None
+    assert not forgotten.triu().any()
+
+
+def test_every_recurrent_layer_of_a_model() -> None:
+    kinds = ["qed", "full_attention", "gdn2", "eda"]
+    model = QEDForCausalLM(QEDConfig.tiny(num_hidden_layers=4, layer_types=kinds)).eval()
+    ids = torch.randint(256, (1, 33))
+    found, inputs = dict(look_inside(model, ids)), mixer_inputs(model, ids)
+    assert found.keys() == {0, 2, 3}
+    assert [i for i, x in found.items() if x.forgotten is not None] == [0]
+    for i, x in found.items():
+        assert torch.allclose(read(x.attention, x.writes), outputs(*inputs[i]), atol=1e-5)
+    with pytest.raises(ValueError, match="model: expected one with recurrent layers, got none"):
+        look_inside(QEDForCausalLM(QEDConfig.tiny(layer_types=["full_attention"] * 2)), ids)
+
+
+def test_a_model_of_16_bits_is_looked_at_in_32() -> None:
+    model = QEDForCausalLM(QEDConfig.tiny()).to(torch.bfloat16).eval()
+    ((_, found), *_) = look_inside(model, torch.randint(256, (1, 9)))
+    assert found.forgotten is not None
+    assert found.attention.dtype == found.forgotten.dtype == found.writes.dtype == torch.float32

@@ -6,14 +6,24 @@ The outputs of the recurrence are linear in the write vectors u, so there is a m
 
 where later factors stand to the left. The op itself computes it: with the columns of the identity matrix as write
 vectors, its outputs are the columns of A.
+
+Where a layer's erase vector has a correction, the same matrix with λ = 0, on the same activations, is what the tokens
+would read without it, and the difference is what the correction, made of the query, made the layer forget.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from ..layers import Mixer
+from ..model.causal_lm import QEDForCausalLM
+from ..model.inspection import mixer_inputs
 from ..ops import erase_write
+from ..rules import Operands
 
 COLUMNS = 256  # sources that one call of the op computes, which bounds its memory; the kernels take no wider u
 
@@ -49,3 +59,55 @@ def _attention(q: Tensor, k: Tensor, a: Tensor, g: Tensor | None, scale: float, 
         o, _ = erase_write(q_, k_, a_, u, None if g is None else g[:, start * substeps :], scale=scale)
         attention[:, :, start:, start : start + width] = o[:, substeps - 1 :: substeps].permute(0, 2, 1, 3)
     return attention
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the tokens of a text read from one another in a recurrent layer, in float32 or float64."""
+
+    attention: Tensor  # A [B, H, T, T]
+    without_correction: Tensor | None  # the same with λ = 0 in this layer; None if its rule has no λ
+    writes: Tensor  # u [B, T, H, V]: the layer reads o_t = Σ_s A[t, s] u_s
+
+    @property
+    def forgotten(self) -> Tensor | None:
+        """What the correction took out of A: A with λ = 0 less A itself, [B, H, T, T]. None if the rule has no λ."""
+        return None if self.without_correction is None else self.without_correction - self.attention
+
+
+@torch.no_grad()
+def look_at(mixer: Mixer, x: Tensor) -> Look:
+    """Return what tokens read from one another in a layer with inputs x [B, T, hidden].
+
+    A rule with several sub-steps per token must write in the last of them alone, as EDA does, whose first sub-step
+    only erases. Then the sum over the sub-steps of a source is A between the last sub-steps, and still exact.
+    """
+    projections = mixer.projections(x)
+    operands, substeps = mixer.row.operands(projections), mixer.row.substeps
+    by_substep = operands.u.unflatten(1, (-1, substeps))
+    if by_substep[:, :, :-1].any():
+        raise ValueError(f"rule: expected one that writes in a token's last sub-step alone, got {mixer.rule!r}")
+    without = None
+    if mixer.row.strength:
+        without = _read_by(mixer, mixer.row.operands(projections._replace(strength=0.0)))
+    return Look(_read_by(mixer, operands), without, _wide(by_substep[:, :, -1]))
+
+
+def look_inside(model: QEDForCausalLM, ids: Tensor) -> Iterator[tuple[int, Look]]:
+    """Return an iterator over the recurrent layers, by number, with what tokens `ids` [B, T] read in each. A layer's
+    maps are computed when it comes, so that those of one layer are in memory at a time."""
+    inputs = mixer_inputs(model, ids)
+    if not inputs:
+        raise ValueError("model: expected one with recurrent layers, got none")
+    return ((i, look_at(mixer, x)) for i, (mixer, x) in inputs.items())
+
+
+def _read_by(mixer: Mixer, operands: Operands) -> Tensor:
+    """Return A between tokens. A difference of two of them is too fine for 16 bits."""
+    q, k, a = (_wide(y) for y in (operands.q, operands.k, operands.a))
+    g = None if operands.g is None else operands.g.to(q.dtype)
+    return _attention(q, k, a, g, mixer.read_scale, mixer.row.substeps)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
