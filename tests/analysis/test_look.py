@@ -1,5 +1,7 @@
 """The implicit attention is the product of transitions it is defined by, and its sums are what the layers read."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from qed.analysis import look
 from qed.analysis.look import implicit_attention, look_at, look_inside
 from qed.layers import Mixer
 from qed.model.inspection import mixer_inputs
+from qed.rules import Operands, Projections, eda
 from qed.testing import Case
 from tests.analysis.test_eigenvalues import layer
 from tests.strategies import cases
@@ -152,3 +155,16 @@ def test_a_model_of_16_bits_is_looked_at_in_32() -> None:
     ((_, found), *_) = look_inside(model, torch.randint(256, (1, 9)))
     assert found.forgotten is not None
     assert found.attention.dtype == found.forgotten.dtype == found.writes.dtype == torch.float32
+
+
+def test_a_rule_that_writes_in_an_earlier_substep_is_refused() -> None:
+    """Its tokens have two write vectors each, so that no map between tokens is exact."""
+
+    def writing_twice(x: Projections) -> Operands:
+        operands = eda(x)
+        return operands._replace(u=torch.ones_like(operands.u))
+
+    mixer = layer("eda")
+    mixer.row = replace(mixer.row, function=writing_twice)
+    with pytest.raises(ValueError, match="expected one that writes in a token's last sub-step alone, got 'eda'"):
+        look_at(mixer, torch.randn(1, 5, 24, dtype=torch.float64))
