@@ -1,0 +1,113 @@
+"""What every token reads from every earlier one: the attention that a recurrence computes without writing it down.
+
+The outputs of the recurrence are linear in the write vectors u, so there is a matrix A for each head with
+
+    o_t = Σ_s A[t, s] u_s          A[t, s] = scale · q_tᵀ (∏_{j=s+1..t} (I − k_j a_jᵀ) Diag(exp g_j)) k_s   for s ≤ t
+
+where later factors stand to the left. The op itself computes it: with the columns of the identity matrix as write
+vectors, its outputs are the columns of A.
+
+Where a layer's erase vector has a correction, the same matrix with λ = 0, on the same activations, is what the tokens
+would read without it, and the difference is what the correction, made of the query, made the layer forget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..layers import Mixer
+from ..model.causal_lm import QEDForCausalLM
+from ..model.inspection import mixer_inputs
+from ..ops import erase_write
+from ..rules import Operands
+
+COLUMNS = 256  # sources that one call of the op computes, which bounds its memory; the kernels take no wider u
+
+
+def implicit_attention(q: Tensor, k: Tensor, a: Tensor, g: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+    """Return A [B, H, T, T] in q's dtype, with o_t = Σ_s A[t, s] u_s for the outputs o of `erase_write` from an empty
+    state. It is 0 where s > t.
+
+    For a rule with several sub-steps per token these are sub-steps, [B, H, n·T, n·T], and the outputs of token t are
+    Σ_s Σ_i A[n·t + n − 1, n·s + i] u_{n·s + i}, because a token is read after its last sub-step.
+
+    Args:
+        q, k, a: queries, keys and erase vectors [B, T, H, K].
+        g: log-decay [B, T, H, 1 or K]; None for no decay.
+        scale: factor on the read.
+    """
+    return _attention(q, k, a, g, scale, substeps=1)
+
+
+def _attention(q: Tensor, k: Tensor, a: Tensor, g: Tensor | None, scale: float, substeps: int) -> Tensor:
+    """Return A over tokens, each of which writes and is read in the last of its sub-steps: [B, H, T, T]."""
+    if q.dim() != 4:
+        raise ValueError(f"q: expected shape [B, T, H, K], got {list(q.shape)}")
+    batch, tokens, heads = q.shape[0], q.shape[1] // substeps, q.shape[2]
+    attention = q.new_zeros(batch, heads, tokens, tokens)
+    for start in range(0, tokens, COLUMNS):
+        width = min(COLUMNS, tokens - start)
+        columns = q.new_zeros(tokens - start, substeps, width)
+        columns[:, -1] = torch.eye(tokens - start, width, dtype=q.dtype, device=q.device)
+        u = columns.flatten(0, 1)[None, :, None].expand(batch, -1, heads, -1)
+        # The state is empty until the first of these sources is written, so that the op can begin there.
+        q_, k_, a_ = (x[:, start * substeps :] for x in (q, k, a))
+        o, _ = erase_write(q_, k_, a_, u, None if g is None else g[:, start * substeps :], scale=scale)
+        attention[:, :, start:, start : start + width] = o[:, substeps - 1 :: substeps].permute(0, 2, 1, 3)
+    return attention
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the tokens of a text read from one another in a recurrent layer, in float32 or float64."""
+
+    attention: Tensor  # A [B, H, T, T]
+    without_correction: Tensor | None  # the same with λ = 0 in this layer; None if its rule has no λ
+    writes: Tensor  # u [B, T, H, V]: the layer reads o_t = Σ_s A[t, s] u_s
+
+    @property
+    def forgotten(self) -> Tensor | None:
+        """What the correction took out of A: A with λ = 0 less A itself, [B, H, T, T]. None if the rule has no λ."""
+        return None if self.without_correction is None else self.without_correction - self.attention
+
+
+@torch.no_grad()
+def look_at(mixer: Mixer, x: Tensor) -> Look:
+    """Return what tokens read from one another in a layer with inputs x [B, T, hidden].
+
+    A rule with several sub-steps per token must write in the last of them alone, as EDA does, whose first sub-step
+    only erases. Then the sum over the sub-steps of a source is A between the last sub-steps, and still exact.
+    """
+    projections = mixer.projections(x)
+    operands, substeps = mixer.row.operands(projections), mixer.row.substeps
+    by_substep = operands.u.unflatten(1, (-1, substeps))
+    if by_substep[:, :, :-1].any():
+        raise ValueError(f"rule: expected one that writes in a token's last sub-step alone, got {mixer.rule!r}")
+    without = None
+    if mixer.row.strength:
+        without = _read_by(mixer, mixer.row.operands(projections._replace(strength=0.0)))
+    return Look(_read_by(mixer, operands), without, _wide(by_substep[:, :, -1]))
+
+
+def look_inside(model: QEDForCausalLM, ids: Tensor) -> Iterator[tuple[int, Look]]:
+    """Return an iterator over the recurrent layers, by number, with what tokens `ids` [B, T] read in each. A layer's
+    maps are computed when it comes, so that those of one layer are in memory at a time."""
+    inputs = mixer_inputs(model, ids)
+    if not inputs:
+        raise ValueError("model: expected one with recurrent layers, got none")
+    return ((i, look_at(mixer, x)) for i, (mixer, x) in inputs.items())
+
+
+def _read_by(mixer: Mixer, operands: Operands) -> Tensor:
+    """Return A between tokens. A difference of two of them is too fine for 16 bits."""
+    q, k, a = (_wide(y) for y in (operands.q, operands.k, operands.a))
+    g = None if operands.g is None else operands.g.to(q.dtype)
+    return _attention(q, k, a, g, mixer.read_scale, mixer.row.substeps)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
