@@ -146,6 +146,15 @@ def test_a_vector_is_projected_alike_compiled_and_not() -> None:
                     assert relative_error(found, truth) < 1e-6
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_projection_alone_is_its_module_s(device: str, gradient: bool, batch: int) -> None:
+    """Outside torch.compile: `project` does not ask the table then."""
+    call = Call(torch.device(device), torch.float32, batch=batch, gradient=gradient)
+    assert PIECES["projection"].pick("auto", call, torch.nn.Linear(2, 2), None).name == "reference"
+
+
 # Rules that kernels do not know
 
 
