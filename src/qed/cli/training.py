@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -94,6 +95,7 @@ def _train(
     from ..recipes import build
     from ..reproduce.corpus import built_in, make_built_in
     from ..train.loop import Diverged, train
+    from .summary import summarise
 
     console = console_for()
     changes = assignments(set_)
@@ -110,6 +112,8 @@ def _train(
         make_built_in(out, console)
     with reported(Diverged):
         status = train(config, out, device=chosen, console=console)
+    if status == 0 and os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
+        summarise(config, out, console)
     raise typer.Exit(status)
 
 
