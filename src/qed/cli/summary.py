@@ -47,4 +47,4 @@ def _evaluation(config: TrainConfig, out: Path) -> list[str]:
     one_token_a_word = tokenizer.exists() and isinstance(load(str(tokenizer)).model, WordLevel)
     task = named("pairs" if one_token_a_word else "niah_single_1", NeedleTask)
     lengths = ",".join(str(max(config.sequence, task.shortest) * factor) for factor in (1, 2, 4))
-    return ["qed", "eval", str(out / "export"), "--task", task.name, "--lengths", lengths, "--out", str(out / "eval")]
+    return ["qed", "eval", str(out), "--task", task.name, "--lengths", lengths, "--out", str(out / "eval")]
