@@ -81,6 +81,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (base / "golds.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
     (base / "empty").mkdir()
     (base / "o[" / "b]").mkdir(parents=True)
+    shutil.copytree(base / "model", base / "run" / "export")  # the folder of a finished run
+    (base / "unfinished" / "checkpoints").mkdir(parents=True)
+    for run in ("run", "unfinished"):
+        (base / run / "config.json").write_text(json.dumps({"config": {}}))
 
     def damaged(name: str, file: str, content: bytes) -> None:
         shutil.copytree(base / "model", base / name)
@@ -143,6 +147,13 @@ BAD_CALLS: list[tuple[tuple[str, ...], str]] = [
     (("generate", "no-weights", "hi"), "got no-weights: its weights cannot be read"),
     (("generate", "less", "hi"), "model.layers.0.mixer.o_proj.weight: not in the checkpoint"),
     (("generate", "no-tokenizer", "hi"), "--tokenizer: expected a tokenizer in no-tokenizer"),
+    *(
+        ((name, "unfinished", *more), "got unfinished, a run that is not finished: it has no export yet")
+        for name, *more in (
+            *(("generate", "hi"), ("eval", "--task", "mqar"), ("strength",), ("eigenvalues", "--data", "data")),
+            *(("explain",), ("convert", "t", "--kind", "gdn2")),
+        )
+    ),
     (("eval",), "--task: expected one or more of niah_single_1"),
     (("eval", "--task", "niah_single_1", "--words", "words"), "CHECKPOINT: expected a folder"),
     (("eval", "model", "--task", ","), "--task: expected one or more of niah_single_1"),
@@ -324,6 +335,41 @@ def test_a_path_is_printed_as_it_is(place: Path, monkeypatch: pytest.MonkeyPatch
         assert result.exit_code == 0, result.output
         assert f"written to {name}".encode(errors="backslashreplace").decode() in result.output.replace("\n", "")
         os.remove(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("generate", ("hi", "--max-new-tokens", "2")),
+        ("explain", ()),
+        ("eval", NEEDLE[2:]),
+        ("strength", (*STRENGTH[2:], "--scales", "0,1")),
+        ("eigenvalues", (*EIGENVALUES[2:], "--out", "out/eigenvalues.json")),
+    ],
+)
+def test_the_folder_of_a_run_means_its_export(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, more: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(place)
+    said = []
+    for folder in ("run", "run/export"):
+        result = runner.invoke(app, [name, folder, *more, "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+        said.append(result.stdout)
+        assert list((place / "out").rglob("*.json")) or name in ("generate", "explain")
+        shutil.rmtree(place / "out", ignore_errors=True)
+    if name in ("generate", "explain"):
+        assert said[0] == said[1]
+
+
+def test_the_folder_of_a_run_is_converted(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    QEDForCausalLM(QEDConfig.tiny(rule="gdn2", vocab_size=64)).save_pretrained(tmp_path / "run" / "export")
+    for i, source in enumerate(("run", "run/export", "run/export/model.safetensors")):
+        target = tmp_path / f"{i}.safetensors"
+        result = runner.invoke(app, ["convert", str(tmp_path / source), str(target), "--kind", "gdn2", "--to", "fla"])
+        assert result.exit_code == 0, result.output
+        assert target.read_bytes() == (tmp_path / "0.safetensors").read_bytes()
 
 
 def test_a_closed_output_ends_quietly() -> None:

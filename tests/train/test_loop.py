@@ -125,17 +125,18 @@ def test_killed_again_and_again(corpus: str, whole: Path, tmp_path: Path) -> Non
 
 
 def test_sigterm_saves_and_says_it_can_go_on(corpus: str, whole: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(command(corpus, tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command(corpus, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "metrics.jsonl"
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate()
+    said, errors = process.communicate()
     if process.returncode != 0:  # it may have been done already
-        assert process.returncode == STOPPED, errors.decode()
+        assert process.returncode == STOPPED, errors
         found = checkpoints.newest(tmp_path / "checkpoints")
         assert found is not None
+        assert said.splitlines()[-1] == f"saved at step {found.state['step']}; the same command resumes"
         assert found.state["step"] == len(metrics.read_text().splitlines())
     assert subprocess.run(command(corpus, tmp_path), capture_output=True).returncode == 0
     assert numbers(tmp_path) == numbers(whole)

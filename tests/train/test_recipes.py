@@ -1,5 +1,7 @@
 """Recipes: every one is a complete configuration, and the command line changes what it should."""
 
+from fractions import Fraction
+
 import pytest
 
 from qed.recipes import RECIPES, build
@@ -38,7 +40,11 @@ def test_the_papers_arms() -> None:
         ("mini", {"data": "x", "rate": "3"}, "--set: expected one of .*, got rate"),
         ("mini", {"data": "x", "sequence": "100"}, "batch_tokens, micro_tokens: expected multiples of a row of 100"),
         ("mini", {"data": "x", "model.rule": "qet"}, "rule: expected one of linear"),
-        ("mini", {"data": "x", "total_tokens": "10"}, "decay_start_tokens: expected at most total_tokens"),
+        (
+            "mini",
+            {"data": "x", "total_tokens": "10", "decay_start_tokens": "11"},
+            "decay_start_tokens: expected at most total_tokens",
+        ),
         ("paper_340m", {"data": "x", "arm": "kda"}, "arm: expected one of gdn2, qed"),
     ],
 )
@@ -56,3 +62,24 @@ def test_fields_from_the_command_line() -> None:
         (0.8, 0.9),
         True,
     )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_of_another_length_decays_after_the_same_share(name: str) -> None:
+    usual = build(name, {"data": "x"})
+    share = Fraction(usual.decay_start_tokens, usual.total_tokens)
+    for total in (1, 2_999, usual.total_tokens, 10**11):
+        config = build(name, {"data": "x", "total_tokens": str(total)})
+        assert config.total_tokens == total
+        assert config.decay_start_tokens == share * total // 1
+    exact = build(name, {"data": "x", "total_tokens": str(7 * share.denominator)})
+    assert Fraction(exact.decay_start_tokens, exact.total_tokens) == share
+
+
+def test_a_decay_that_is_set_stays_where_it_is() -> None:
+    both = {"data": "x", "total_tokens": "1e6", "decay_start_tokens": "1000"}
+    for changes in (both, dict(reversed(both.items()))):
+        config = build("mini", changes)
+        assert (config.total_tokens, config.decay_start_tokens) == (10**6, 1000)
+    alone = build("mini", {"data": "x", "decay_start_tokens": "1000"})
+    assert (alone.total_tokens, alone.decay_start_tokens) == (build("mini", {"data": "x"}).total_tokens, 1000)

@@ -19,6 +19,7 @@ from .options import (
     Device,
     Essays,
     Lengths,
+    OptionalCheckpoint,
     Prompts,
     Samples,
     Seed,
@@ -27,6 +28,7 @@ from .options import (
     Tokenizer,
     Variant,
     Words,
+    checkpoint_folder,
     choice,
     device_for,
     existing,
@@ -46,7 +48,7 @@ commands = typer.Typer()
 Results = Annotated[Path, typer.Option(help="The folder for results; the same command resumes where it stopped.")]
 
 
-@commands.command("explain", epilog="Example: qed explain runs/mini/export")
+@commands.command("explain", epilog="Example: qed explain runs/mini")
 def _explain(checkpoint: Checkpoint, device: Device = "auto") -> None:
     """Say which route every piece of a model takes in training, prefill and decoding, and why not the others."""
     from ..model.base import weights_dtype
@@ -58,7 +60,7 @@ def _explain(checkpoint: Checkpoint, device: Device = "auto") -> None:
     console_for().print(str(explain_model(model)), markup=False, highlight=False, soft_wrap=True)
 
 
-@commands.command("generate", epilog='Example: qed generate runs/mini/export "Once upon a time" --temperature 0.8')
+@commands.command("generate", epilog='Example: qed generate runs/mini "Once upon a time" --temperature 0.8')
 def _generate(
     checkpoint: Checkpoint,
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
@@ -112,9 +114,9 @@ def _checked(
     }
 
 
-@commands.command("eval", epilog="Example: qed eval runs/mini/export --task pairs --lengths 128,256 --out runs/eval")
+@commands.command("eval", epilog="Example: qed eval runs/mini --task pairs --lengths 128,256 --out runs/eval")
 def _eval(
-    checkpoint: Annotated[Path | None, typer.Argument(help="A folder that save_pretrained wrote.")] = None,
+    checkpoint: OptionalCheckpoint = None,
     task: Tasks = None,
     out: Results = Path("runs/eval"),
     lengths: Lengths = "1024,2048,4096,8192,16384,32768",
@@ -189,7 +191,7 @@ def _write_prompts(
             console.print(str(frozen(name, length, options, encoder, out, console)))
 
 
-@commands.command("strength", epilog="Example: qed strength runs/mini/export --task pairs --lengths 128 --scales 0,1,2")
+@commands.command("strength", epilog="Example: qed strength runs/mini --task pairs --lengths 128 --scales 0,1,2")
 def _strength(
     checkpoint: Checkpoint,
     scales: Annotated[
@@ -229,7 +231,7 @@ def _strength(
     )
 
 
-@commands.command("eigenvalues", epilog="Example: qed eigenvalues runs/mini/export --data data --out eigenvalues.json")
+@commands.command("eigenvalues", epilog="Example: qed eigenvalues runs/mini --data data --out eigenvalues.json")
 def _eigenvalues(
     checkpoint: Checkpoint,
     data: Annotated[Path, typer.Option(help="A folder that `qed prepare` wrote with the same tokenizer.")],
@@ -265,7 +267,13 @@ def _report(
 
 @commands.command("convert", epilog="Example: qed convert theirs.safetensors ours.safetensors --kind gdn2")
 def _convert(
-    source: Annotated[Path, typer.Argument(help="A safetensors file with one layer or a whole model.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A safetensors file with one layer or a whole model, or the folder of a model or of a finished run.",
+            callback=checkpoint_folder,
+        ),
+    ],
     target: Annotated[Path, typer.Argument(help="The safetensors file to write, which must not exist.")],
     kind: Annotated[str, typer.Option(help="What the layers are: gdn2, kda, gdn or deltanet.")],
     to: Annotated[str, typer.Option(help="'qed' from flash-linear-attention's names, 'fla' back to them.")] = "qed",
@@ -276,5 +284,6 @@ def _convert(
     choice("--kind", kind, KINDS)
     choice("--to", to, ("qed", "fla"))
     writable("TARGET", target, folder=False)
-    count = convert_file(source, target, kind=kind, to=to)
+    file = source / "model.safetensors" if source.is_dir() else source
+    count = convert_file(file, target, kind=kind, to=to)
     console_for().print(f"{target}: {count} tensors")

@@ -26,7 +26,28 @@ def finite(parameter: typer.CallbackParam, value: float | None) -> float | None:
     return value
 
 
-Checkpoint = Annotated[Path, typer.Argument(help="A folder that save_pretrained wrote.")]
+def checkpoint_folder(path: Path | None) -> Path | None:
+    """Return the folder of a checkpoint: for a folder of `qed train`, the model it exported; a callback for arguments.
+
+    Any other path is returned as it is, and refused where it is loaded if it is no checkpoint.
+    """
+    if path is None or any(path.glob("*.safetensors*")):
+        return path
+    if (path / "export").is_dir():
+        return path / "export"
+    if (path / "config.json").exists() and ((path / "checkpoints").is_dir() or (path / "metrics.jsonl").exists()):
+        raise ValueError(
+            "CHECKPOINT: expected a folder that save_pretrained wrote, or that of a finished run, "
+            f"got {path}, a run that is not finished: it has no export yet; the command that began it resumes it"
+        )
+    return path
+
+
+CHECKPOINT = typer.Argument(
+    help="A folder that save_pretrained wrote, or that of a finished run of `qed train`.", callback=checkpoint_folder
+)
+Checkpoint = Annotated[Path, CHECKPOINT]
+OptionalCheckpoint = Annotated[Path | None, CHECKPOINT]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; 'auto' takes a GPU if there is one.")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of everything that is random.")]
 Strength = Annotated[float, typer.Option(help="A factor s on every λ.", callback=finite)]

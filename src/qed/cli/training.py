@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -77,7 +78,7 @@ def _prepare(
     )
 
 
-@commands.command("train", epilog="Example: qed train mini --set data=data --set arm=gdn2 --out runs/mini")
+@commands.command("train", epilog="Example: qed train mini --set arm=gdn2 --out runs/mini")
 def _train(
     recipe: Annotated[str, typer.Argument(help="paper_340m, paper_short, medium, small, mini or lambda_max_sweep.")],
     out: Annotated[Path, typer.Option(help="The run's folder; the same command resumes where it stopped.")],
@@ -90,20 +91,29 @@ def _train(
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option(help="Print what would be trained, and stop.")] = False,
 ) -> None:
-    """Train a model by a recipe."""
+    """Train a model by a recipe. All but `mini`, which has a built-in corpus, need --set data=FOLDER."""
     from ..recipes import build
+    from ..reproduce.corpus import built_in, make_built_in
     from ..train.loop import Diverged, train
+    from .summary import summarise
 
     console = console_for()
-    config = build(recipe, assignments(set_))
+    changes = assignments(set_)
+    corpus = built_in(recipe, changes, out)
+    config = build(recipe, changes | corpus)
     if dry_run:
         from ..train.plan import plan
 
         plan(config, console)
         return
     writable("--out", out, folder=True)
+    chosen = device_for(device)
+    if corpus:
+        make_built_in(out, console)
     with reported(Diverged):
-        status = train(config, out, device=device_for(device), console=console)
+        status = train(config, out, device=chosen, console=console)
+    if status == 0 and os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
+        summarise(config, out, console)
     raise typer.Exit(status)
 
 

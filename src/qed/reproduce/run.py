@@ -30,8 +30,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from .. import locks
 from ..analysis.results import runs
 from ..data import sources, tokenization
-from ..data.practice import Practice
-from ..data.prepare import prepare
 from ..eval.prompts import frozen
 from ..eval.tasks import reading
 from ..files import read_json, remove_leftovers, write_json
@@ -39,6 +37,7 @@ from ..report.conclusions import learned
 from ..report.page import write
 from ..train.loop import STOPPED
 from ..train.step import tokens_per_second
+from .corpus import make_data
 from .plan import Plan, Unit
 from .progress import accuracies, progress, show_state, write_state
 from .unit import ELSEWHERE, finished, options
@@ -108,29 +107,8 @@ def share(plan: Plan, out: Path, console: Console) -> None:
         for folder in (out, out / "prompts"):
             remove_leftovers(folder)
         _write_plan(plan, out)
-        _make_data(plan, out, console)
+        make_data(plan, out, console)
         _make_prompts(plan, out, console)
-
-
-def _make_data(plan: Plan, out: Path, console: Console) -> None:
-    held = plan.held_out
-    prepare(
-        plan.source,
-        tokenizer=plan.tokenizer,
-        out=out / "data",
-        limit=plan.limit,
-        part=f"rest:{held}" if held else "",
-        mix=Practice(share=plan.practice) if plan.practice else None,
-        console=console,
-    )
-    prepare(
-        plan.validation or plan.source,
-        tokenizer=str(out / "data" / "tokenizer.json"),
-        out=out / "validation",
-        limit=plan.limit and max(1, plan.limit // max(1, held)),
-        part=f"held:{held}" if held else "",
-        console=console,
-    )
 
 
 def _make_prompts(plan: Plan, out: Path, console: Console) -> None:

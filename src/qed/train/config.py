@@ -130,7 +130,8 @@ class TrainConfig:
     def changed(self, changes: dict[str, str]) -> TrainConfig:
         """The same run with fields set from the command line.
 
-        `model.rule=gdn2` sets a field of the model, `optimizer.momentum=0.9` a setting of the optimiser.
+        `model.rule=gdn2` sets a field of the model, `optimizer.momentum=0.9` a setting of the optimiser. If
+        `total_tokens` is set and `decay_start_tokens` is not, the decay starts after the same share of the run.
         """
         values: dict[str, Any] = {}
         model, settings = dict(self.model), dict(self.optimizer_settings)
@@ -150,4 +151,7 @@ class TrainConfig:
                 raise ValueError(
                     f"--set: expected one of {', '.join(known)}, got {name}; the nearest is {nearest(name, known)}"
                 )
+        total = values.get("total_tokens")
+        if isinstance(total, int):  # anything else is refused below
+            values.setdefault("decay_start_tokens", self.decay_start_tokens * total // self.total_tokens)
         return dataclasses.replace(self, **values, model=model, optimizer_settings=settings)

@@ -300,12 +300,17 @@ class Trainer:
     def _say(self, text: str) -> None:
         """Print a line. A terminal or a pipe that was closed asks the run to stop, as SIGHUP does."""
         try:
-            self.console.print(text, markup=False, highlight=False)
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         except (OSError, ValueError, SystemExit):  # a closed pipe makes rich leave the program
             self.stopping = True
             with suppress(OSError, ValueError):  # otherwise Python would report the closed pipe again when it exits
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
             self.console = Console(quiet=True)
+
+    def report_stop(self) -> None:
+        """Say that a run which was asked to stop can be resumed."""
+        saved = f"saved at step {self.step:,}" if self.step else "stopped before the first step"
+        self._say(f"{saved}; the same command resumes")
 
     def _report_divergence(self) -> None:
         """Save the batch and the ranges of the weights, so that the step can be repeated, and raise Diverged."""
@@ -375,4 +380,7 @@ def _run(trainer: Trainer) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
         trainer.parallel.close()
-    return STOPPED if trainer.stopping and trainer.step < trainer.config.steps else 0
+    if trainer.step == trainer.config.steps:
+        return 0
+    trainer.report_stop()
+    return STOPPED
