@@ -96,3 +96,29 @@ def test_hooks_of_a_matrix_are_called() -> None:
         model.set_impl("auto", projection="in-place")
         with pytest.raises(RuntimeError, match="projection: the module has hooks"):
             model(torch.randint(0, 256, (2, 20), device=DEVICE))
+
+
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="needs Triton")
+def test_hooks_of_the_convolution_are_called() -> None:
+    """The kernel that makes the operands convolves by itself: it leaves a convolution with hooks to its module."""
+    torch.manual_seed(0)
+    model, calls = QEDForCausalLM(QEDConfig.tiny()).eval().to(DEVICE), []
+    model.model.layers[0].mixer.conv.register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        model(torch.randint(0, 256, (2, 20), device=DEVICE))
+        assert calls == [1]
+        model.set_impl("auto", operands="triton")
+        with pytest.raises(RuntimeError, match="operands: the convolution has hooks"):
+            model(torch.randint(0, 256, (2, 20), device=DEVICE))
+
+
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="needs Triton")
+def test_hooks_of_all_modules_are_called() -> None:
+    model = QEDForCausalLM(QEDConfig.tiny()).eval().to(DEVICE)
+    model.set_impl("auto", projection="in-place")
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with torch.no_grad(), pytest.raises(RuntimeError, match="projection: the module has hooks"):
+            model(torch.randint(0, 256, (2, 20), device=DEVICE))
+    finally:
+        handle.remove()

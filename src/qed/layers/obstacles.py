@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from ..kernels.prologue import launch as prologue
 from ..rules import Rule
@@ -31,9 +32,27 @@ def plain_linear_obstacle(linear: Any) -> str | None:
         return f"it takes an nn.Linear, and this is a {type(linear).__name__}"
     if type(linear.weight.data) is not Tensor:
         return f"it takes plain weights, and these are {type(linear.weight.data).__name__}"
-    own = linear.__dict__
-    if "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+    if must_be_called(linear):
         return "the module has hooks or a forward of its own, which have to be called"
+    return None
+
+
+def must_be_called(module: nn.Module) -> bool:
+    """Whether somebody would notice that a module's weights are used without calling it: it has hooks, there are hooks
+    of all modules, or its `forward` was replaced."""
+    own = module.__dict__
+    of_all = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+    return bool("forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"] or of_all)
+
+
+def convolution_obstacle(convolution: Any) -> str | None:
+    """Why a kernel cannot convolve by a module's weights itself."""
+    from .convolution import ShortConvolution
+
+    if type(convolution) is not ShortConvolution:
+        return f"it takes a ShortConvolution, and this is a {type(convolution).__name__}"
+    if must_be_called(convolution):
+        return "the convolution has hooks or a forward of its own, which have to be called"
     return None
 
 
@@ -53,8 +72,7 @@ def block_parts_obstacle(block: Any) -> str | None:
     if not kinds or type(mixer.conv) is not ShortConvolution:
         return "a part of the block has been replaced"
     for part in (block, mixer, mlp, *norms, mixer.o_norm, mixer.conv):
-        own = part.__dict__
-        if "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        if must_be_called(part):
             return "a part of the block has hooks or a forward of its own, which have to be called"
     unbiased = (mixer.in_proj, mixer.f_proj, mixer.o_proj, mlp.gate_up_proj, mlp.down_proj)
     for matrix in (x for x in (*unbiased, mixer.g_proj) if x is not None):

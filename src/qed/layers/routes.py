@@ -41,7 +41,7 @@ from ..routes import (
 )
 from ..rules import Operands
 from . import functions
-from .obstacles import block_parts_obstacle, plain_linear_obstacle, rule_obstacle
+from .obstacles import block_parts_obstacle, convolution_obstacle, plain_linear_obstacle, rule_obstacle
 from .sequences import DENSE, Sequences
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ CONVOLUTION = Piece(
 
 
 def _operands_obstacle(call: Call, mixer: Mixer) -> str | None:
-    why_not = kernel_obstacle(call) or rule_obstacle(mixer.row)
+    why_not = kernel_obstacle(call) or rule_obstacle(mixer.row) or convolution_obstacle(mixer.conv)
     if why_not is not None:
         return why_not
     widest = max(mixer.head_dim, mixer.value_head_dim)
