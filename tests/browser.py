@@ -151,6 +151,9 @@ class Tab:
         """The mouse to the middle of the first element of a CSS selector, which is scrolled into view."""
         element = f"document.querySelector({json.dumps(selector)})"
         self.run(f"{element}.scrollIntoView({{block: 'center', inline: 'center'}})")
+        self.run(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )  # until it has scrolled
         box = self.run(
             f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({element}.getBoundingClientRect())"
         )
