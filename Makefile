@@ -47,5 +47,5 @@ docs: $(READY) ## build the site of docs/ into site/
 bench: $(READY) ## the CPU benchmark; results under benchmarks/results
 	$(BIN)/python benchmarks/recurrence_cpu.py
 
-clean: ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove .venv, the site and caches
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
