@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-all test-gpu attack lint bench clean
+.PHONY: help setup reproduce test test-all test-gpu attack lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,8 +41,11 @@ lint: $(READY) ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY) ## build the site of docs/ into site/
+	$(BIN)/python docs/build.py
+
 bench: $(READY) ## the CPU benchmark; results under benchmarks/results
 	$(BIN)/python benchmarks/recurrence_cpu.py
 
-clean: ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove .venv, the site and caches
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
