@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import tempfile
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..choices import check_choice
 from ..eval.task import RecallTask
 from ..eval.tasks import TASKS, of_kind
 
@@ -94,10 +94,8 @@ def choice(option: str, value: str, allowed: Iterable[str]) -> None:
         value: What was given.
         allowed: All values that are allowed; an empty one stands for leaving the option out.
     """
-    if value not in allowed:
-        known = [name or "nothing" for name in allowed]
-        nearest = difflib.get_close_matches(value, known, n=1, cutoff=0.0)[0]
-        raise ValueError(f"{option}: expected one of {', '.join(known)}, got {value!r}; the nearest is {nearest}")
+    if value or "" not in allowed:
+        check_choice(option, value, [name or "nothing" for name in allowed])
 
 
 def device_for(name: str) -> str:

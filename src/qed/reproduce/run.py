@@ -29,6 +29,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from .. import locks
 from ..analysis.results import runs
+from ..choices import check_choice
 from ..data import sources, tokenization
 from ..eval.prompts import frozen
 from ..eval.tasks import reading
@@ -66,10 +67,8 @@ def _write_plan(plan: Plan, out: Path) -> None:
 
 def _check(plan: Plan, out: Path, only: list[str]) -> None:
     """Raise ValueError for settings that no training takes and for missing files, before anything is written."""
-    unknown = set(only) - {unit.name for unit in plan.units}
-    if unknown:
-        names = ", ".join(unit.name for unit in plan.units)
-        raise ValueError(f"--only: expected some of {names}, got {', '.join(sorted(unknown))}")
+    for name in only:
+        check_choice("--only", name, [unit.name for unit in plan.units])
     for unit in plan.units:
         plan.config(unit, out)
     among_essays = [task for task in plan.needles if task in reading("essays")]
