@@ -89,7 +89,10 @@ def _train(
         ),
     ] = None,
     device: Device = "auto",
-    dry_run: Annotated[bool, typer.Option(help="Print what would be trained, and stop.")] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Print a line per step instead of a bar, as where there is no terminal.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be trained, and stop.")] = False,
 ) -> None:
     """Train a model by a recipe. All but `mini`, which has a built-in corpus, need --set data=FOLDER."""
     from ..recipes import build
@@ -111,7 +114,7 @@ def _train(
     if corpus:
         make_built_in(out, console)
     with reported(Diverged):
-        status = train(config, out, device=chosen, console=console)
+        status = train(config, out, device=chosen, console=console, lines=lines)
     if status == 0 and os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
         summarise(config, out, console)
     raise typer.Exit(status)
