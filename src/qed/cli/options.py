@@ -43,6 +43,13 @@ def checkpoint_folder(path: Path | None) -> Path | None:
     return path
 
 
+def results_folder(checkpoint: Path) -> Path:
+    """Return the folder in which results of a checkpoint are kept unless --out names another one: that of its run,
+    where `qed report` finds them, or the checkpoint's own."""
+    run = checkpoint.parent
+    return run if checkpoint.name == "export" and (run / "config.json").exists() else checkpoint
+
+
 CHECKPOINT = typer.Argument(
     help="A folder that save_pretrained wrote, or that of a finished run of `qed train`.", callback=checkpoint_folder
 )
