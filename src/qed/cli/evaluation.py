@@ -18,6 +18,7 @@ from .options import (
     Data,
     Device,
     Essays,
+    Import,
     Lengths,
     OptionalCheckpoint,
     Prompts,
@@ -62,7 +63,7 @@ MaxLength = Annotated[
 
 
 @commands.command("explain", epilog="Example: qed explain runs/mini")
-def _explain(checkpoint: Checkpoint, device: Device = "auto") -> None:
+def _explain(checkpoint: Checkpoint, device: Device = "auto", import_: Import = None) -> None:
     """Say which route every piece of a model takes in training, prefill and decoding, and why not the others."""
     from ..model.base import weights_dtype
     from ..model.explaining import explain_model
@@ -92,6 +93,7 @@ def _generate(
         Path | None, typer.Option(help="The tokenizer's folder, if the checkpoint's has none.")
     ] = None,
     device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Continue a text, and print it while it is generated."""
     from .generate import write
@@ -150,6 +152,7 @@ def _eval(
     prompts_only: Annotated[bool, typer.Option("--prompts-only", help="Write the frozen prompts, and stop.")] = False,
     harness: Annotated[str, typer.Option(help="'lm-eval' runs that harness's own tasks of these names instead.")] = "",
     device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Evaluate a checkpoint: retrieval, recall, loss by position."""
     from ..eval.options import Options
@@ -229,6 +232,7 @@ def _strength(
     variant: Variant = "A1",
     batch: Batch = 64,
     device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Scale a trained model's λ by s, and compare with s = 1, example by example."""
     from ..analysis.strength import sweep
@@ -265,6 +269,7 @@ def _eigenvalues(
         ),
     ] = None,
     device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Measure e = 1 − aᵀk, and what else the transitions do, over real text."""
     from ..analysis.eigenvalues import write_eigenvalues
@@ -283,6 +288,7 @@ def _report(
         Path | None,
         typer.Option(help="A registered plan: add its tests, of the trainings made with its code and under it."),
     ] = None,
+    import_: Import = None,
 ) -> None:
     """Write the paper's tables and figures, and what can be concluded, from result files."""
     from ..report.page import write

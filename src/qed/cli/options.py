@@ -50,6 +50,25 @@ def results_folder(checkpoint: Path) -> Path:
     return run if checkpoint.name == "export" and (run / "config.json").exists() else checkpoint
 
 
+def _import(paths: list[Path] | None) -> list[Path]:
+    """Run the files that --import names, before any other option is looked at."""
+    for path in paths or []:
+        from ..recipes.importing import import_file
+
+        import_file(path)
+    return paths or []
+
+
+Import = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE",
+        is_eager=True,
+        callback=_import,
+        help="A Python file of yours that adds rules, arms or recipes; may be repeated. Results keep its sha256.",
+    ),
+]
 CHECKPOINT = typer.Argument(
     help="A folder that save_pretrained wrote, or that of a finished run of `qed train`.", callback=checkpoint_folder
 )

@@ -160,7 +160,7 @@ class QEDConfig(PreTrainedConfig):
             rank = getattr(self, name)
             if rank is not None and (type(rank) is not int or rank < 0):
                 raise ValueError(f"{name}: expected a whole number of 0 or more, or None, got {rank!r}")
-        check_choice("rule", self.rule, RULES)
+        check_choice("rule", self.rule, RULES, "; `--import FILE` adds those of a file of yours")
         check_choice("initializer", self.initializer, INITIALIZERS)
         if self.value_head_dim < 1 or self.value_head_dim != self.expand_v * self.head_dim:
             raise ValueError(

@@ -33,7 +33,7 @@ class Arm(NamedTuple):
         """Read an arm's name; ValueError if it has none of the forms above."""
         match = WHOLE.fullmatch(name)
         rule = match["rule"] if match else re.split("[@+]", name)[0]
-        check_choice("--arms", rule, RULES, "; 'all' takes the paper's five, and --import adds those of a file")
+        check_choice("--arms", rule, RULES, "; `all` takes the paper's five, and `--import FILE` adds those of yours")
         plain = rule == name
         if match is None or not (plain or RULES[rule].strength):
             raise ValueError(

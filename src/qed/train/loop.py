@@ -31,7 +31,7 @@ from .. import files, locks
 from ..data import Loader, ReadAhead
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..ops import value_checks
-from ..provenance import provenance
+from ..provenance import check_imported, provenance
 from . import checkpoints, optimizers
 from .captured import Captured
 from .config import CHANGEABLE_ON_RESUME, TrainConfig
@@ -140,6 +140,7 @@ class Trainer:
         if changed:
             raise ValueError(f"--out: {self.out} holds a run with another {', '.join(changed)}; use another folder")
         self.inputs.check_same(before.get("identities"), self.config)
+        check_imported(before.get("imported"), self.out)
 
     def _resume(self) -> None:
         last = checkpoints.newest(self.out / "checkpoints", self.display.say)
