@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from .console import console_for, reported
-from .options import Device, Heads, Tokens, Width, assignments, choice, device_for, finite, writable
+from .options import Device, Heads, Import, Tokens, Width, assignments, choice, device_for, finite, writable
 
 commands = typer.Typer()
 
@@ -89,7 +89,11 @@ def _train(
         ),
     ] = None,
     device: Device = "auto",
-    dry_run: Annotated[bool, typer.Option(help="Print what would be trained, and stop.")] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Print a line per step instead of a bar, as where there is no terminal.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be trained, and stop.")] = False,
+    import_: Import = None,
 ) -> None:
     """Train a model by a recipe. All but `mini`, which has a built-in corpus, need --set data=FOLDER."""
     from ..recipes import build
@@ -111,7 +115,7 @@ def _train(
     if corpus:
         make_built_in(out, console)
     with reported(Diverged):
-        status = train(config, out, device=chosen, console=console)
+        status = train(config, out, device=chosen, console=console, lines=lines)
     if status == 0 and os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
         summarise(config, out, console)
     raise typer.Exit(status)
@@ -119,7 +123,9 @@ def _train(
 
 @commands.command("replay", epilog="Example: qed replay runs/mini/diverged-00000120")
 def _replay(
-    folder: Annotated[Path, typer.Argument(help="The diverged-… folder of a run.")], device: Device = "auto"
+    folder: Annotated[Path, typer.Argument(help="The diverged-… folder of a run.")],
+    device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Run the batch at which a training diverged again, layer by layer."""
     from ..train.replay import replay

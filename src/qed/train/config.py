@@ -9,10 +9,12 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.config import QEDConfig, nearest
+from ..choices import check_choice
+from ..model.config import QEDConfig
 from .fields import check_type, field_types, parse, parse_field
 from .optimizers import settings_of
 
@@ -127,11 +129,12 @@ class TrainConfig:
         values: dict[str, Any] = json.loads(text)
         return TrainConfig(**(values | {"betas": tuple(values["betas"])}))
 
-    def changed(self, changes: dict[str, str]) -> TrainConfig:
+    def changed(self, changes: dict[str, str], parameters: Iterable[str] = ()) -> TrainConfig:
         """The same run with fields set from the command line.
 
         `model.rule=gdn2` sets a field of the model, `optimizer.momentum=0.9` a setting of the optimiser. If
-        `total_tokens` is set and `decay_start_tokens` is not, the decay starts after the same share of the run.
+        `total_tokens` is set and `decay_start_tokens` is not, the decay starts after the same share of the run. The
+        names `parameters` of the recipe may be set as well, but not here: the error for an unknown name lists them.
         """
         values: dict[str, Any] = {}
         model, settings = dict(self.model), dict(self.optimizer_settings)
@@ -147,10 +150,7 @@ class TrainConfig:
             elif name in plain:
                 values[name] = parse_field(text, kinds[name])
             else:
-                known = [*sorted(plain), "model.FIELD", "optimizer.SETTING"]
-                raise ValueError(
-                    f"--set: expected one of {', '.join(known)}, got {name}; the nearest is {nearest(name, known)}"
-                )
+                check_choice("--set", name, [*parameters, *sorted(plain), "model.FIELD", "optimizer.SETTING"])
         total = values.get("total_tokens")
         if isinstance(total, int):  # anything else is refused below
             values.setdefault("decay_start_tokens", self.decay_start_tokens * total // self.total_tokens)
