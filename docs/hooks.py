@@ -70,6 +70,7 @@ def _described(path: str, command: Any) -> Iterator[str]:
     """The lines about a command, and about those below it."""
     context = command.context_class(command, info_name=path)
     usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
+    usage = re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), usage)
     yield from (f"## {path}", "", _plain(command.help), "", "```text", usage, "```", "")
     rows = [_row(parameter) for parameter in command.params]
     if rows:
