@@ -26,11 +26,14 @@ COMMANDS = "<!-- commands -->"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files of the repository that are shown."""
+    """Add the files of the repository that are shown; a script becomes a page, since browsers would save it."""
     for pattern in SHOWN:
-        for path in sorted(ROOT.glob(pattern)):
-            if path.is_file():
-                uri = f"{PLACE}/{path.relative_to(ROOT).as_posix()}"
+        for path in sorted(x for x in ROOT.glob(pattern) if x.is_file()):
+            uri = f"{PLACE}/{path.relative_to(ROOT).as_posix()}"
+            if path.suffix == ".py":
+                page = f"# {path.name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
+                files.append(File.generated(config, f"{uri}.md", content=page))
+            else:
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
 
@@ -48,9 +51,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             target = target.removeprefix(f"{PLACE}/docs/")
         elif target.startswith("../"):
             target = f"{PLACE}/{target.removeprefix('../')}"
-        else:
+        elif not inside:
             return match["path"]
-        return posixpath.relpath(target, here or ".")
+        script = target.startswith(f"{PLACE}/") and target.endswith(".py")
+        return posixpath.relpath(f"{target}.md" if script else target, here or ".")
 
     return LINK.sub(moved, markdown)
 
@@ -66,6 +70,7 @@ def _described(path: str, command: Any) -> Iterator[str]:
     """The lines about a command, and about those below it."""
     context = command.context_class(command, info_name=path)
     usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
+    usage = re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), usage)
     yield from (f"## {path}", "", _plain(command.help), "", "```text", usage, "```", "")
     rows = [_row(parameter) for parameter in command.params]
     if rows:

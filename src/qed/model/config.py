@@ -200,7 +200,7 @@ class QEDConfig(PreTrainedConfig):
             check_choice(f"layer_types[{i}]", name, (*RULES, RECURRENT, *ATTENTION))
             if name == RECURRENT:
                 check_choice(f"layer_rules[{i}]", rule, RULES)
-            if name in ATTENTION and rule is not None:
+            elif rule is not None:
                 raise ValueError(f"layer_rules[{i}]: expected None, as layer_types[{i}] is {name!r}, got {rule!r}")
 
     @classmethod
