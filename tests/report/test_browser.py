@@ -72,6 +72,7 @@ def test_values_under_the_pointer_and_by_arrow_keys(tab: Tab) -> None:
     tab.point("h1")
     assert tab.run(told) == ""
     tab.run(f"document.querySelector('{figure} .chart').focus()")
+    tab.settle()
     tab.press("ArrowRight", 2)
     assert tab.run(told) == "GDN-2 · 1,024 tokens: 80.0 % [71.1 %, 86.7 %]"
     tab.press("ArrowLeft")
