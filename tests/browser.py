@@ -147,13 +147,15 @@ class Tab:
             self.send("Input.dispatchKeyEvent", type="keyDown", **code, **text)
             self.send("Input.dispatchKeyEvent", type="keyUp", **code)
 
+    def settle(self) -> None:
+        """Until the browser has drawn the page, and scrolled it if it was about to."""
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
     def point(self, selector: str, *, click: bool = False) -> None:
         """The mouse to the middle of the first element of a CSS selector, which is scrolled into view."""
         element = f"document.querySelector({json.dumps(selector)})"
         self.run(f"{element}.scrollIntoView({{block: 'center', inline: 'center'}})")
-        self.run(
-            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-        )  # until it has scrolled
+        self.settle()
         box = self.run(
             f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({element}.getBoundingClientRect())"
         )
@@ -201,7 +203,7 @@ def opened(page: Path, *, dark: bool = False, width: int = 1280, height: int = 9
         try:
             tab.open(page, dark=dark, width=width, height=height)
             yield tab
-            tab.run("new Promise(requestAnimationFrame)")  # whatever the page has yet to say is said before this
+            tab.settle()  # whatever the page has yet to say is said before this
         finally:
             with suppress(OSError):
                 os.killpg(process, signal.SIGKILL)

@@ -88,6 +88,7 @@ def test_what_is_not_a_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match="k: expected q's shape"):
         implicit_attention(x, x[:, :5], x)
     assert implicit_attention(x[:, :0], x[:, :0], x[:, :0]).shape == (1, 2, 0, 0)
+    assert look_at(layer("qed"), torch.randn(1, 0, 24, dtype=torch.float64)).attention.shape == (1, 2, 0, 0)
 
 
 def outputs(mixer: Mixer, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
 from ..model.inspection import mixer_inputs
 from ..ops import erase_write
+from ..ops.affine import Affine, segment
 from ..rules import Operands
 
 STATES = 256  # states over time whose norms are kept; of a longer text, those after every second token, or third, …
@@ -76,7 +78,7 @@ class Look:
     state: Tensor  # ‖S[i, :]‖ for every key channel i, [B, N, H, K], after `stride` tokens each
     stride: int  # the tokens between two of those states; the last of them is after the last token
 
-    @property
+    @cached_property
     def forgotten(self) -> Tensor | None:
         """What the correction took out of A: A with λ = 0 less A itself, [B, H, T, T]. None if the rule has no λ."""
         return None if self.without_correction is None else self.without_correction - self.attention
@@ -139,14 +141,26 @@ def _read_by(mixer: Mixer, operands: Operands) -> Tensor:
 
 
 def _row_norms(operands: Operands, stride: int) -> Tensor:
-    """Return the norms of the state's rows after every `stride` sub-steps, and after the last one: [B, N, H, K]."""
-    state, norms = None, []
-    for start in range(0, operands.q.shape[1], stride):
-        q, k, a, u = (x[:, start : start + stride] for x in operands[:4])
-        g = None if operands.g is None else operands.g[:, start : start + stride]
-        _, state = erase_write(q, k, a, u, g, initial_state=state)
+    """Return the norms of the state's rows after every `stride` sub-steps, and after the last one: [B, N, H, K].
+
+    The pieces of a text are affine maps of the state, found all at once; the states are then one product each.
+    """
+    batch, steps = operands.k.shape[:2]
+    pieces = max(1, -(-steps // stride))
+
+    def in_pieces(x: Tensor) -> Tensor:
+        """Divide a sequence, filled up with tokens that are all zero, which leave the state as it is."""
+        filled = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pieces * stride - steps))
+        return filled.unflatten(1, (pieces, stride)).flatten(0, 1)
+
+    k, a, u = (in_pieces(x) for x in operands[1:4])
+    maps = segment(k, a, u, None if operands.g is None else in_pieces(operands.g))
+    M, N = (x.unflatten(0, (batch, pieces)) for x in maps)
+    state, norms = torch.zeros_like(N[:, 0]), []
+    for i in range(pieces):
+        state = Affine(M[:, i], N[:, i])(state)
         norms.append(state.norm(dim=-1))
-    return torch.stack(norms, 1) if norms else operands.q[:, :0]
+    return torch.stack(norms, 1)
 
 
 def _wide_operands(operands: Operands) -> Operands:

@@ -5,8 +5,12 @@
   const $ = id => document.getElementById(id);
   const bytes = text => Uint8Array.from(atob(text), x => x.charCodeAt(0));
   const shown = label => label.trim() || label.replaceAll("\n", "⏎").replaceAll(" ", "␣");
-  const number = x => x === 0 ? "0" : Math.abs(x) < 0.0005 ? x.toExponential(1) : x.toFixed(3);
-  const percent = x => `${(100 * x).toFixed(x < 0.0995 ? 1 : 0)} %`;
+  const number = (x, digits = 3) => {
+    const text = x === 0 ? "0" : Math.abs(x) < 0.5 * 10 ** -digits ? x.toExponential(1) : x.toFixed(digits);
+    return text.replaceAll("-", "−");
+  };
+  const weightOf = x => number(x, 4);
+  const percent = x => `${(100 * x).toFixed(x < 0.000995 ? 2 : x < 0.0995 ? 1 : 0)} %`;
 
   // ---- What is kept of a head, decoded when it is first chosen ----------------------------------------------------
   const decodedMap = packed => packed && {
@@ -148,7 +152,7 @@
     if (data.without) here.append(element("p", `With λ = 0 in all layers: ${guesses(data.without[chosen])}.`, {className: "quiet"}));
     here.append(element("h4", "It reads most"));
     here.append(table("reads", ["token (place)", "weight"], reads.slice(0, 6).map(({place, value}) =>
-      ({place, cells: [number(value)], part: Math.abs(value) / most, of: value < 0 ? "against" : "read"}))));
+      ({place, cells: [weightOf(value)], part: Math.abs(value) / most, of: value < 0 ? "against" : "read"}))));
     here.append(element("p", `Shown here and in the text are ${percent(read.share[chosen] / 255)} of its weights.`, {className: "note"}));
     if (!lost) return;
     here.append(element("h4", "Its weights that changed most"));
@@ -157,7 +161,7 @@
       return;
     }
     here.append(table("losses", ["token (place)", "λ = 0", "with λ", "change"], losses.slice(0, 6).map(({place, value, weight, grown}) =>
-      ({place, cells: [number(value + weight), number(weight), number(-value)], part: Math.abs(value) / lost.scale[chosen], of: grown ? "added" : "lost"}))));
+      ({place, cells: [value + weight, weight, -value].map(weightOf), part: Math.abs(value) / lost.scale[chosen], of: grown ? "added" : "lost"}))));
     const times = most / lost.scale[chosen];
     here.append(element("p", `Shown are ${percent(lost.share[chosen] / 255)} of all changes. The largest bar is worth ` +
       (times >= 1.05 ? `${times.toFixed(times < 9.5 ? 1 : 0)} times less than` : "as much as") + " the strongest shading.", {className: "note"}));
@@ -229,6 +233,30 @@
       (low ? ` (${number(low[chosen])} to ${number(high[chosen])})` : "");
   }
 
+  // Every kept source of the chosen token, where it stands in the text: weights upwards, their changes downwards.
+  function sourcesAlong() {
+    const {read, lost} = decoded(head), {context, width, height} = pen($("sources"));
+    const middle = lost ? height * 0.58 : height - 2, bar = Math.max(1.5, (width - MARGIN) / count - 1);
+    const bars = (kept, room, sign, colours, isOther) => {
+      for (const x of kept) {
+        const size = Math.abs(x.value) / room.scale[chosen] * (sign > 0 ? middle - 4 : height - middle - 4);
+        context.fillStyle = colour(colours[isOther(x) ? 1 : 0]);
+        context.fillRect(across(x.place, width) - bar / 2, sign > 0 ? middle - size : middle + 1, bar, size);
+      }
+    };
+    bars(sources(read, chosen), read, 1, ["--read", "--against"], x => x.value < 0);
+    if (lost) bars(sources(lost, chosen, read), lost, -1, ["--lost", "--added"], x => x.grown);
+    context.fillStyle = colour("--line");
+    context.fillRect(MARGIN, middle, width - MARGIN, 1);
+    context.fillStyle = colour("--quiet");
+    context.textAlign = "right";
+    context.textBaseline = "top";
+    context.fillText(number(read.scale[chosen]), MARGIN - 6, 2);
+    context.textBaseline = "bottom";
+    if (lost) context.fillText(number(lost.scale[chosen]), MARGIN - 6, height - 1);
+    cursor(context, width, height);
+  }
+
   function picture(key, width, height, paint) {
     const kept = decoded(head).maps, dark = matchMedia("(prefers-color-scheme: dark)").matches, name = `${key}-${dark}`;
     if (!kept[name]) {
@@ -293,6 +321,7 @@
     waiting = true;
     requestAnimationFrame(() => {
       waiting = false;
+      sourcesAlong();
       STRIPS.forEach(([name]) => strip(name));
       state();
       map("read-map", decoded(head).read, "--read", "--against", x => x.value < 0);
@@ -364,7 +393,7 @@
         reveal();
       }
     }));
-    for (const canvas of document.querySelectorAll(".strip canvas, .state canvas")) {
+    for (const canvas of document.querySelectorAll(".strip canvas, .state canvas, #sources")) {
       follow(canvas, (event, box) => (event.clientX - box.left - MARGIN) / (box.width - MARGIN), ["pointermove", "click"]);
     }
     for (const canvas of document.querySelectorAll(".maps canvas")) {

@@ -115,16 +115,16 @@ def collect(model: QEDForCausalLM, text: Text, tokenizer: Tokenizer, console: Co
         tokenizer: the model's own.
         console: where progress is shown.
     """
-    kinds: list[str] = list(model.config.layer_types)
     mixers = {i: block.mixer for i, block in enumerate(model.model.layers) if isinstance(block.mixer, Mixer)}
     if not mixers:
-        raise ValueError(f"CHECKPOINT: expected a model with recurrent layers, got {', '.join(sorted(set(kinds)))}")
+        kinds = ", ".join(sorted(set(model.config.layer_types)))
+        raise ValueError(f"CHECKPOINT: expected a model with recurrent layers, got {kinds}")
     count = sources_for(sum(mixer.num_heads for mixer in mixers.values()), len(text.ids))
     ids = torch.tensor([text.ids], device=model.lm_head.weight.device)
     heads: list[dict[str, Any]] = []
     with progress(console) as bar:
         for i, look in bar.track(look_inside(model, ids), total=len(mixers), description="layers"):
-            about = {"layer": i, "rule": kinds[i], "erase": mixers[i].row.erase_vector}
+            about = {"layer": i, "rule": mixers[i].rule}
             heads += [about | head(look, number, count) for number in range(mixers[i].num_heads)]
     heads.sort(key=lambda x: -(x["change"] or 0.0))
     expected = expectations(model, ids, tokenizer)
@@ -144,16 +144,17 @@ def collect(model: QEDForCausalLM, text: Text, tokenizer: Tokenizer, console: Co
     }
 
 
-def remarks(shown: dict[str, Any], kinds: list[str]) -> list[str]:
-    """Return, in sentences, what the page of a model with these layers cannot show."""
-    said, recurrent = [], [i for i, kind in enumerate(kinds) if kind in RULES]
-    without = [i for i in recurrent if not RULES[kinds[i]].strength]
+def remarks(shown: dict[str, Any], layers: int) -> list[str]:
+    """Return, in sentences, what the page of a model with so many layers cannot show."""
+    rules = {x["layer"]: RULES[x["rule"]] for x in shown["heads"]}
+    said, recurrent = [], sorted(rules)
+    without = [i for i in recurrent if not rules[i].strength]
     if without:
         said.append(
             f"{_layers(without, recurrent)} no λ: there is no correction of the erase vector to leave out, and so no "
             "map of what one made the layer forget."
         )
-    softmax = [i for i in range(len(kinds)) if i not in recurrent]
+    softmax = [i for i in range(layers) if i not in rules]
     if softmax:
         said.append(f"{_layers(softmax, [])} softmax attention and no state, and cannot be shown.")
     if shown["unknown"]:
@@ -177,12 +178,12 @@ def _values(checkpoint: Path, model: QEDForCausalLM, shown: dict[str, Any]) -> d
     rules = {x["rule"]: RULES[x["rule"]] for x in shown["heads"]}
     corrected = [rule for rule in rules.values() if rule.strength]
     source = "a fixed random direction" if any(rule.direction != "none" for rule in corrected) else "the query"
-    sizes = f"{len(model.config.layer_types)} layers, {model.config.num_heads} heads in each"
-    parts = [rule.erase_vector.partition(" + ") for rule in rules.values()]
+    sizes = f"{model.config.num_hidden_layers} layers, {model.config.num_heads} heads in each"
+    parts = {name: rule.erase_vector.partition(" + ") for name, rule in rules.items()}
     return {
         "title": f"What {source} made it forget" if corrected else "What every token reads",
         "source": source if corrected else "",
-        "erases": [{"plain": plain, "correction": correction} for plain, _, correction in parts],
+        "erases": [{"rule": name, "plain": plain, "correction": more} for name, (plain, _, more) in parts.items()],
         "model": {
             "name": checkpoint.parent.name if checkpoint.name == "export" else checkpoint.name,
             "described": f"rule {' and '.join(rules)}, {sizes}, {model.num_parameters():,} parameters",
@@ -208,7 +209,7 @@ def write_look(checkpoint: Path, text: str, out: Path, *, tokenizer: str | None,
     if max(read.ids) >= size:
         raise ValueError(f"--tokenizer: expected at most the model's {size} tokens, got token {max(read.ids)}")
     shown = collect(model, read, encoder, console)
-    said = remarks(shown, model.config.layer_types)
+    said = remarks(shown, model.config.num_hidden_layers)
     for remark in said:
         console.print(remark, style="yellow", soft_wrap=True, highlight=False)
     out.parent.mkdir(parents=True, exist_ok=True)
