@@ -78,3 +78,15 @@ def test_prompts_without_a_checkpoint_need_a_folder(run: Path) -> None:
     call("eval", *PAIRS, *tokenizer, "--prompts", "prompts")
     assert list(Path("prompts").glob("pairs-32-*.jsonl"))
     assert not Path("eval").exists()
+
+
+def test_a_task_that_the_tokenizer_cannot_express_is_warned_about(run: Path) -> None:
+    Path("words").mkdir()
+    for name, text in (("adjectivelist.txt", "red\nold\n"), ("nounlist.txt", "fox\nowl\n")):
+        Path("words", name).write_text(text)
+    needle = (*PAIRS, "--task", "niah_single_1", "--lengths", "256", "--words", "words")
+    result = runner.invoke(app, ["eval", str(run), *needle])
+    assert result.exit_code == 0, result.output
+    assert "niah_single_1 cannot be answered with this tokenizer" in result.stderr
+    assert "pairs cannot" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1

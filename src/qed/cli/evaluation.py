@@ -186,7 +186,18 @@ def _eval(
 
         run(checkpoint, tasks, options, out=out, device=device_for(device), console=console)
         return
-    evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=device_for(device), console=console)
+    chosen = device_for(device)
+    _warn(tasks, options, checkpoint, tokenizer)
+    evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=chosen, console=console)
+
+
+def _warn(tasks: list[str], options: Options, checkpoint: Path, tokenizer: str | None) -> None:
+    """Warn of tasks that the tokenizer cannot express. What is no checkpoint is refused where it is loaded."""
+    from ..eval.expressing import warn
+    from ..eval.run import matching_tokenizer
+
+    if checkpoint.is_dir():
+        warn(tasks, options, matching_tokenizer(checkpoint, tokenizer), console_for(stderr=True))
 
 
 def _write_prompts(
@@ -242,14 +253,17 @@ def _strength(
     chosen = factors("--scales", scales)
     checked = _checked(tasks, lengths, words, essays, data, prompts)
     options = Options(**checked, samples=samples, variant=variant, batch=batch)
+    place = writable("--out", out or results_folder(checkpoint) / "strength", folder=True)
+    device = device_for(device)
+    _warn(tasks, options, checkpoint, tokenizer)
     sweep(
         checkpoint,
         chosen,
         tasks,
         options,
-        out=writable("--out", out or results_folder(checkpoint) / "strength", folder=True),
+        out=place,
         tokenizer=tokenizer,
-        device=device_for(device),
+        device=device,
         console=console_for(),
     )
 

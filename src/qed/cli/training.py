@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from .console import console_for, reported
 from .options import Device, Heads, Import, Tokens, Width, assignments, choice, device_for, finite, writable
@@ -78,14 +79,25 @@ def _prepare(
     )
 
 
-@commands.command("train", epilog="Example: qed train mini --set arm=gdn2 --out runs/mini")
+class TrainCommand(TyperCommand):
+    """`qed train`, whose help also lists recipes and fields. They are imported only when the help is asked for."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of any command, and after it the tables."""
+        super().format_help(ctx, formatter)
+        from .recipes import print_recipes
+
+        print_recipes(console_for())
+
+
+@commands.command("train", cls=TrainCommand, epilog="Example: qed train mini --set arm=gdn2 --out runs/mini")
 def _train(
-    recipe: Annotated[str, typer.Argument(help="paper_340m, paper_short, medium, small, mini or lambda_max_sweep.")],
+    recipe: Annotated[str, typer.Argument(help="The recipe's name; they are listed below.")],
     out: Annotated[Path, typer.Option(help="The run's folder; the same command resumes where it stopped.")],
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="field=value, a parameter of the recipe or a field of its configuration; may be repeated."
+            "--set", help="field=value, one of the fields below, such as --set total_tokens=1e6; may be repeated."
         ),
     ] = None,
     device: Device = "auto",

@@ -20,6 +20,7 @@ from .unit import finished
 
 LINE_EVERY = 30  # seconds between two lines about the same stage of a unit, where there is no terminal
 BAR = 12  # columns
+FIRST_SECONDS = 3  # in which a pace tells nothing yet
 
 
 class Forecast:
@@ -28,12 +29,13 @@ class Forecast:
     def __init__(self, plan: Plan, out: Path):
         self.plan, self.out = plan, out
         self.seen: dict[Unit, UnitProgress] = {}  # as it is now
-        self.begun: dict[Unit, tuple[UnitProgress, float]] = {}  # as it was when its stage was first seen, and when
+        self.begun: dict[Unit, tuple[UnitProgress, float]] = {}  # as it was when its stage first moved, and when
 
     def see(self, unit: Unit, now: UnitProgress) -> None:
-        """Take note of where a unit is."""
+        """Take note of where a unit is. The time before a stage's first step, for imports and the like, is no pace."""
         self.seen[unit] = now
-        if unit not in self.begun or self.begun[unit][0].stage != now.stage:
+        first = self.begun[unit][0] if unit in self.begun else None
+        if first is None or first.stage != now.stage or first.share == 0 < now.share:
             self.begun[unit] = now, time.monotonic()
 
     def forget(self, unit: Unit) -> None:
@@ -42,10 +44,10 @@ class Forecast:
         self.begun.pop(unit, None)
 
     def _pace(self, unit: Unit) -> float | None:
-        """The seconds that the whole stage of a running unit would take at the pace since it was first seen."""
+        """The seconds that the whole stage of a running unit would take at its pace so far; None for the first ones."""
         first, when = self.begun[unit]
-        moved = self.seen[unit].share - first.share
-        return (time.monotonic() - when) / moved if moved > 0 else None
+        moved, seconds = self.seen[unit].share - first.share, time.monotonic() - when
+        return seconds / moved if moved > 0 and seconds > FIRST_SECONDS else None
 
     def _usual(self, stage: str) -> float | None:
         """The seconds of a stage: the mean of those that are finished, or of those that run."""
@@ -105,7 +107,7 @@ class Board:
         self.shown: dict[Unit, TaskID] = {}
         texts = [TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[said]")]
         columns = (texts[0], BarColumn(bar_width=BAR), TextColumn("{task.percentage:>3.0f} %"), texts[1])
-        self.bars = _Bars(*columns, console=console)
+        self.bars = _Bars(*columns, console=console, transient=True)
 
     def __enter__(self) -> Board:
         self.bars.start()
@@ -162,6 +164,7 @@ class Board:
         self.forecast.forget(unit)
         if unit in self.shown:
             self.bars.remove_task(self.shown.pop(unit))
+            self.bars.refresh()  # otherwise the line would be printed above the bars as they were
         took = sum(finished(self.out, unit).values())
         text = f"{unit.name}: {how}" + (f" in {clock(took)}" if how == "done" else "")
         self.console.print(text, markup=False, highlight=False, style=style)

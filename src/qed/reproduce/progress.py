@@ -61,7 +61,7 @@ def show_state(plan: Plan, out: Path, console: Console) -> None:
     stages = [x for x in ALL_STAGES if any(x in plan.stages(unit) for unit in plan.units)]
     means = {stage: sum(x) / len(x) for stage, x in seconds_of(plan, out).items()}
     usual = sum(means.values()) / len(means) if means else 1.0
-    table = Table("", *stages, "done", title="")
+    table = Table("", *stages, "done")
     whole = total = 0.0
     for unit in plan.units:
         done, now = finished(out, unit), progress(plan, out, unit)
@@ -71,7 +71,7 @@ def show_state(plan: Plan, out: Path, console: Console) -> None:
         cells = ["–" if x not in shares else f"{done[x]:.0f} s" if x in done else _percent(shares[x]) for x in stages]
         table.add_row(unit.name, *cells, f"{got / all_of_it:.0%}")
         whole, total = whole + got, total + all_of_it
-    table.title = f"{out}: {whole / total:.0%} done"
+    console.print(f"{out}: {whole / total:.0%} done", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
 
 

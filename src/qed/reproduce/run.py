@@ -30,6 +30,7 @@ from .. import locks
 from ..analysis.results import runs
 from ..choices import check_choice
 from ..data import sources, tokenization
+from ..eval.expressing import warn
 from ..eval.prompts import frozen
 from ..eval.tasks import reading
 from ..files import read_json, remove_leftovers, write_json
@@ -116,6 +117,7 @@ def share(plan: Plan, out: Path, console: Console) -> None:
 
 def _make_prompts(plan: Plan, out: Path, console: Console) -> None:
     encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
+    warn([*plan.needles, *plan.recall], options(plan, out), encoder, console)
     for task in plan.needles:
         for length in plan.lengths:
             frozen(task, length, options(plan, out), encoder, out, console)
