@@ -3,6 +3,7 @@ the command line, which is made from the commands themselves."""
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from rich.console import Console
 from typer.main import get_command
 
 ROOT = Path(__file__).parent.parent
@@ -75,10 +77,21 @@ def _described(path: str, command: Any) -> Iterator[str]:
     rows = [_row(parameter) for parameter in command.params]
     if rows:
         yield from ("| | | default |", "|---|---|---|", *rows, "")
+    if path == "qed train":
+        yield from ("```text", *_recipes(), "```", "")
     if command.epilog:
         yield from _example(command.epilog)
     for name, other in getattr(command, "commands", {}).items():
         yield from _described(f"{path} {name}", other)
+
+
+def _recipes() -> list[str]:
+    """The lines of the tables that `qed train --help` shows below its options."""
+    from qed.cli.recipes import print_recipes
+
+    lines = io.StringIO()
+    print_recipes(Console(file=lines, width=100))
+    return [line.rstrip() for line in lines.getvalue().rstrip().splitlines()]
 
 
 def _example(epilog: str) -> Iterator[str]:

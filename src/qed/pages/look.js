@@ -10,7 +10,7 @@
     return text.replaceAll("-", "−");
   };
   const weightOf = x => number(x, 4);
-  const percent = x => `${(100 * x).toFixed(x < 0.0995 ? 1 : 0)} %`;
+  const percent = x => `${(100 * x).toFixed(x < 0.000995 ? 2 : x < 0.0995 ? 1 : 0)} %`;
 
   // ---- What is kept of a head, decoded when it is first chosen ----------------------------------------------------
   const decodedMap = packed => packed && {

@@ -179,11 +179,11 @@ def _values(checkpoint: Path, model: QEDForCausalLM, shown: dict[str, Any]) -> d
     corrected = [rule for rule in rules.values() if rule.strength]
     source = "a fixed random direction" if any(rule.direction != "none" for rule in corrected) else "the query"
     sizes = f"{model.config.num_hidden_layers} layers, {model.config.num_heads} heads in each"
-    parts = [rule.erase_vector.partition(" + ") for rule in rules.values()]
+    parts = {name: rule.erase_vector.partition(" + ") for name, rule in rules.items()}
     return {
         "title": f"What {source} made it forget" if corrected else "What every token reads",
         "source": source if corrected else "",
-        "erases": [{"plain": plain, "correction": correction} for plain, _, correction in parts],
+        "erases": [{"rule": name, "plain": plain, "correction": more} for name, (plain, _, more) in parts.items()],
         "model": {
             "name": checkpoint.parent.name if checkpoint.name == "export" else checkpoint.name,
             "described": f"rule {' and '.join(rules)}, {sizes}, {model.num_parameters():,} parameters",

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from .config import TrainConfig
 
-REFRESH = 0.2  # seconds between two drawings of the bar
+REFRESH = 0.5  # seconds between two drawings of the bar
 PACE = 300  # seconds over which the pace is averaged that tells the time left
 SHORTEST_BAR, LONGEST_BAR = 6, 40  # columns
 BESIDE = 5  # columns that are left free: two between the parts, and three at the end, where Ctrl-C writes ^C
@@ -129,8 +129,8 @@ class Display:
             "" if row["utilisation"] is None else f"{row['utilisation']:.0%} of peak",
         ]
         parts = list(filter(None, parts))
-        texts = ["  ".join(parts[:n]) for n in range(len(parts), 0, -1)]
-        self.say(fitting(texts, self.console.width) if self.console.is_terminal else texts[0])
+        shortest = 1 if self.console.is_terminal else len(parts)
+        self.say(fitting(["  ".join(parts[:n]) for n in range(len(parts), shortest - 1, -1)], self.console.width))
 
     def _guarded(self, write: Callable[[], object]) -> None:
         """Write. If the terminal or the pipe is closed, the run is asked to stop, as SIGHUP does."""
