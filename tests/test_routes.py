@@ -5,6 +5,7 @@ the kernels run in Triton's interpreter."""
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from qed import RULES, QEDConfig, QEDForCausalLM, explain
 from qed.layers import Mixer, MixerState, QEDBlock, Sequences, set_impl
-from qed.layers.obstacles import rule_obstacle
+from qed.layers.obstacles import block_parts_obstacle, convolution_obstacle, plain_linear_obstacle, rule_obstacle
 from qed.layers.routes import BLOCK, OPERANDS, PIECES, block_in_torch, project
 from qed.layers.sequences import DENSE
 from qed.model.causal_lm import make_block
@@ -325,3 +326,26 @@ def test_the_table_s_last_route_is_the_definition() -> None:
         Piece("x", Route(name="fast", run=print, obstacle=no_obstacle, what=""))
     for piece in PIECES.values():
         assert piece.routes[-1].obstacle(Call(DEVICE, torch.float64), *(None,) * 3) is None
+
+
+@pytest.mark.parametrize("rule", FAST)
+def test_obstacles_are_asked_inside_torch_compile(rule: str) -> None:
+    """A compiled block asks on a GPU what it never comes to on a CPU, where the device is the first obstacle."""
+    made = block(rule)
+    mixer = made.mixer
+    asked: list[tuple[Callable[[Any], str | None], Any]] = [
+        (rule_obstacle, mixer.row),
+        (convolution_obstacle, mixer.conv),
+        (plain_linear_obstacle, mixer.o_proj),
+        (block_parts_obstacle, made),
+    ]
+
+    def count(x: torch.Tensor) -> torch.Tensor:
+        for i, (obstacle, part) in enumerate(asked):
+            if obstacle(part) is not None:
+                x = x + 10**i
+        return x
+
+    zero = torch.zeros(())
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(count, fullgraph=True, backend="eager")(zero), count(zero))

@@ -112,10 +112,6 @@ class Rule:
     substeps: int = 1
     function: Callable[[Checked], Operands] | None = None  # computes the operands, where the columns do not say how
 
-    def columns(self) -> dict[str, Any]:
-        """Return what the row declares, by name. Kernels run a rule only if they know every value of these."""
-        return {name: value for name, value in self.__dict__.items() if name != "erase_vector"}
-
     def default(self, column: str) -> Any:
         """Return what a row has in a column that it does not mention."""
         return next(field.default for field in fields(self) if field.name == column)
@@ -234,6 +230,9 @@ def _expect(name: str, x: Tensor | float | None, shapes: list[list[int] | None])
         expected = " or ".join("nothing (the rule does not use it)" if s is None else str(s) for s in shapes)
         raise ValueError(f"{name}: expected {expected}, got {'nothing' if got is None else got}")
 
+
+# What a row declares: kernels run a rule only if they know its value in every one of these columns.
+COLUMNS = tuple(field.name for field in fields(Rule) if field.name != "erase_vector")
 
 RULES: dict[str, Rule] = {
     "linear": Rule(erase_vector="0", decay="none", erase="none", write="none", function=linear),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from ..kernels.prologue import launch as prologue
-from ..rules import Rule
+from ..rules import COLUMNS, Rule
 
 
 def rule_obstacle(rule: Rule) -> str | None:
@@ -16,8 +16,8 @@ def rule_obstacle(rule: Rule) -> str | None:
     rule's row has another. A new column is refused until it is put on that list."""
     if type(rule) is not Rule:
         return f"the rule is a {type(rule).__name__}, which may compute anything"
-    for name, value in rule.columns().items():
-        known = prologue.KNOWN_COLUMNS.get(name)
+    for name in COLUMNS:  # not its __dict__, which torch.compile of torch 2.11 cannot trace
+        value, known = getattr(rule, name), prologue.KNOWN_COLUMNS.get(name)
         if value not in ((rule.default(name),) if known is None else known):
             shown = getattr(value, "__name__", repr(value))
             return f"the kernels do not know the rule's {name} = {shown}"
