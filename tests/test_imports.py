@@ -13,6 +13,7 @@ ORDER = [
     "files",
     "locks",
     "provenance",
+    "pages",
     "routes",
     "ops",
     "rules",

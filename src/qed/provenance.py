@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shlex
 import subprocess
+import sys
+from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +42,13 @@ def environment(device: str) -> dict[str, str]:
         name = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
     packages = ("qed-attention", "torch", "triton", "transformers", "fla-core")
     return {"python": platform.python_version(), "device": name} | {x: installed(x) for x in packages}
+
+
+def occasion() -> dict[str, str]:
+    """Return when this process was asked to do what: the time now, and its command line."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    begin = [Path(sys.argv[0]).name] if module is None else ["python", "-m", module.name.removesuffix(".__main__")]
+    return {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": shlex.join([*begin, *sys.argv[1:]])}
 
 
 def git_state() -> str:

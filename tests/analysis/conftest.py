@@ -52,7 +52,11 @@ def trained(base: Path, arm: str, seed: int, shares: tuple[float, ...], fda: int
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    base = tmp_path / "runs"
+    return made(tmp_path / "runs")
+
+
+def made(base: Path) -> Path:
+    """The runs, in a folder that is made for them."""
     for seed in (0, 1):
         trained(base, "gdn2", seed, (1.0, 0.8, 0.5, 0.1))
         run = trained(base, "qed", seed, (1.0, 0.95, 0.8, 0.4), fda=30)

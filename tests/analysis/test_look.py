@@ -12,6 +12,7 @@ from qed.analysis import look
 from qed.analysis.look import implicit_attention, look_at, look_inside
 from qed.layers import Mixer
 from qed.model.inspection import mixer_inputs
+from qed.ops import reference
 from qed.rules import Operands, Projections, eda
 from qed.testing import Case
 from tests.analysis.test_eigenvalues import layer
@@ -87,6 +88,7 @@ def test_what_is_not_a_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match="k: expected q's shape"):
         implicit_attention(x, x[:, :5], x)
     assert implicit_attention(x[:, :0], x[:, :0], x[:, :0]).shape == (1, 2, 0, 0)
+    assert look_at(layer("qed"), torch.randn(1, 0, 24, dtype=torch.float64)).attention.shape == (1, 2, 0, 0)
 
 
 def outputs(mixer: Mixer, x: Tensor) -> Tensor:
@@ -128,6 +130,73 @@ def test_without_the_correction_it_is_gdn2_on_the_same_activations(rule: str) ->
     assert float(lost.abs().max()) > 1e-3
     mixer.strength_scale = 0.0
     assert not look_at(mixer, x).forgotten.any()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("states", [256, 5])
+def test_the_norms_are_those_of_the_loops_states(rule: str, states: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every token, or of a long text after every few and after the last; EDA's after a token's last sub-step."""
+    monkeypatch.setattr(look, "STATES", states)
+    mixer, x = layer(rule), torch.randn(2, 21, 24, dtype=torch.float64)
+    found = look_at(mixer, x)
+    with torch.no_grad():
+        operands = mixer.row.operands(mixer.projections(x))
+    q, k, a, u = operands[:4]
+    g = torch.zeros_like(k[..., :1]) if operands.g is None else operands.g
+    state, expected = torch.zeros(2, 2, 8, 12, dtype=torch.float64), []
+    for t in range(q.shape[1]):
+        state = reference.step(q[:, t], k[:, t], a[:, t], u[:, t], g[:, t], state, 1.0)[1]
+        expected.append(state.norm(dim=-1))
+    by_token = torch.stack(expected, 1)[:, mixer.row.substeps - 1 :: mixer.row.substeps]
+    ends = [min(n, 21) - 1 for n in range(found.stride, 21 + found.stride, found.stride)]
+    assert found.stride == (1 if states == 256 else 5)
+    assert ends[-1] == 20
+    assert torch.allclose(found.state, by_token[:, ends], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [name for name in RULES if RULES[name].strength])
+def test_the_share_of_the_correction_is_its_definition(rule: str) -> None:
+    mixer, x = layer(rule), torch.randn(2, 21, 24, dtype=torch.float64)
+    found = look_at(mixer, x)
+    row = mixer.row
+    with torch.no_grad():
+        p = mixer.projections(x)
+        source = p.q if p.direction is None else p.direction
+        d = p.b * source if row.gate else source.expand_as(p.k)
+        d = d - p.k * (p.k * d).sum(-1, keepdim=True) if row.project else d
+        strength = mixer.strength()[:, None]
+        a = p.b * p.k + strength * d
+        expected = (strength * d).norm(dim=-1) / a.norm(dim=-1)
+    assert found.correction is not None
+    assert torch.allclose(found.correction, expected, rtol=0, atol=1e-12)
+    assert found.strength is not None
+    assert torch.equal(found.strength, strength[:, 0])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_gates_are_those_that_the_rule_takes(rule: str) -> None:
+    mixer, x = layer(rule), torch.randn(2, 21, 24, dtype=torch.float64)
+    found, row = look_at(mixer, x), RULES[rule]
+    wanted = {"b": row.erase, "w": row.write, "decay": row.decay}
+    assert found.gates.keys() == {name for name, width in wanted.items() if width != "none"}
+    with torch.no_grad():
+        p = mixer.projections(x)
+    for name, gate in found.gates.items():
+        expected = p.g.exp() if name == "decay" else getattr(p, name)
+        assert torch.equal(gate, expected)
+    assert (found.correction is None) == (found.strength is None) == (found.change is None) == (not row.strength)
+
+
+def test_the_change_is_relative_to_what_would_be_read() -> None:
+    found = look_at(layer("qed"), torch.randn(2, 21, 24, dtype=torch.float64))
+    assert found.change is not None
+    assert found.without_correction is not None
+    with_, without = found.attention, found.without_correction
+    for i in range(2):
+        for h in range(2):
+            expected = float((without[i, h] - with_[i, h]).abs().sum() / without[i, h].abs().sum())
+            assert float(found.change[i, h]) == pytest.approx(expected, rel=1e-12)
+            assert expected > 1e-3
 
 
 def test_nothing_is_forgotten_before_there_is_a_past() -> None:

@@ -294,6 +294,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
 
 MISSING = [
     ("matplotlib", ("report", "empty"), "'qed-attention[analysis]'"),
+    ("jinja2", ("look", "model", "a lamp"), "'qed-attention[analysis]'"),
     ("scipy", STRENGTH, "'qed-attention[analysis]'"),
     ("matplotlib", ("reproduce", "--out", "out"), "'qed-attention[analysis]'"),
     ("lm_eval", (*NEEDLE, "--harness", "lm-eval"), "'qed-attention[eval]'"),

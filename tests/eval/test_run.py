@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from qed.data.synthetic import documents
 from qed.eval import answers as answering
 from qed.eval.answers import answers, read
 from qed.eval.options import Options
-from qed.eval.prompts import frozen, needle_prompts
+from qed.eval.prompts import frozen, needle_and_question, needle_prompts
 from qed.eval.records import write_rows
 from qed.testing import relative_error
 
@@ -122,9 +123,31 @@ def test_two_runs_and_an_interrupted_one_give_the_same_files(tmp_path: Path, che
     assert results[0] == results[1] == results[2]
     assert results[0]["result"]["samples"] == 10
     row = json.loads(whole[0])
-    assert {"index", "prompt_sha256", "prediction", "gold", "correct", "tokens", "depth", "distance"} == row.keys()
+    about = {"tokens", "depth", "distance", "needle", "question"}
+    assert {"index", "prompt_sha256", "prediction", "gold", "correct", *about} == row.keys()
+    assert re.fullmatch(rf"One of the special magic numbers for \S+ is: {row['gold']}\.", row["needle"])
+    key = row["needle"].split()[7]
+    assert row["question"].startswith(f"What is the special magic number for {key} mentioned")
+    assert "grass" not in row["needle"] + row["question"]
     assert {"checkpoint", "tokenizer", "strength", "dtype", "sizing", "prompts"} <= results[0]["about"].keys()
     assert {"environment", "git", "code", "impl"} <= results[0]["provenance"].keys()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "needle", "question"),
+    [
+        (
+            "Listen.\nSo he said. One of the numbers for a-b is: 7. He left. What for?\nWhat is the number for a-b?",
+            "One of the numbers for a-b is: 7.",
+            "What is the number for a-b?",
+        ),
+        ("Remember bomi 7. A dog ran. Remember teka 7. Remember lo 8. Recall teka", "Remember teka 7.", "Recall teka"),
+        ("Remember lo 8. Recall teka", None, "Recall teka"),
+    ],
+)
+def test_needle_and_question_are_kept_without_the_haystack(prompt: str, needle: str | None, question: str) -> None:
+    """Of two facts with the same value, the one that is asked for."""
+    assert needle_and_question(prompt, "7") == {"question": question} | ({"needle": needle} if needle else {})
 
 
 def test_another_evaluation_is_not_mixed_in(tmp_path: Path, checkpoint: Path, words: Path) -> None:

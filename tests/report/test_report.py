@@ -3,13 +3,10 @@
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from qed.analysis import results
@@ -58,8 +55,7 @@ def test_everything_is_written(base: Path, tmp_path: Path) -> None:
     assert 'QED,1,"3,000","3,000",missing' in appeared
     assert "95.0 [88.7, 98.4]" in page  # Clopper and Pearson's, of 95 in 100
     assert "paper: 32K" in page
-    assert "http" not in re.sub(r"data:image/svg\+xml;base64,[^']*", "", page)  # nothing from elsewhere
-    assert page.count("<img") == len(figures)
+    assert len(re.findall(r'<figure id="figure-(\w+)"', page)) == len(figures)
     text = (out / "report.md").read_text()
     assert "| seed | arm | 512 | 1K | 2K | 4K | FDA-style (A1) | paper: 1K |" in text
     again = write(base, tmp_path / "again").read_text()
@@ -252,38 +248,3 @@ def test_results_of_other_prompts_are_not_in_one_table(base: Path, tmp_path: Pat
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=r"not in one table: example 0 of .* differ in prompt_sha256, 'b' and 'a'"):
         write(base, tmp_path / "out")
-
-
-@pytest.mark.parametrize(("dark", "paper"), [(False, (255, 255, 255)), (True, (0x16, 0x18, 0x1C))])
-def test_in_a_browser(base: Path, tmp_path: Path, dark: bool, paper: tuple[int, int, int]) -> None:
-    """The page renders without a word on the console, in light and dark, with each arm's colour to be seen."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium here")
-    page, shot = write(base, tmp_path / "out"), tmp_path / "shot.png"
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--window-size=412,4000",
-        f"--screenshot={shot}",
-    ]
-    options += [
-        "--enable-logging=stderr",
-        "--v=0",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--virtual-time-budget=5000",
-    ]
-    options += ["--blink-settings=preferredColorScheme=0" if dark else "--blink-settings=preferredColorScheme=1"]
-    done = subprocess.run([chromium, *options, page.as_uri()], capture_output=True, text=True, timeout=120)
-    assert shot.exists(), done.stderr[-2000:]
-    assert "CONSOLE" not in done.stderr, done.stderr
-    seen = np.unique((imread(shot)[..., :3].reshape(-1, 3) * 255).round().astype(int), axis=0)
-
-    def nearest(colour: tuple[int, int, int]) -> int:
-        return int(np.abs(seen - np.array(colour)).max(1).min())
-
-    assert nearest(paper) == 0
-    for colour in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73)):  # GDN-2, QED, QED-rand
-        assert nearest(colour) < 10

@@ -90,7 +90,9 @@ def test_all_of_it_is_there(done: Path) -> None:
         1.0: ["pairs-128", "pairs-64"],
         **{scale: ["pairs-64"] for scale in (-1.0, 0.5, 1.5, 2.0)},
     }
+    assert "a text of" in (done / "report" / "look.html").read_text()
     page = (done / "report" / "report.html").read_text()
+    assert 'href="look.html"' in page
     assert "Retrieval has not been learned at the training length by GDN-2 seed 0" in page
     rows = [json.loads(x) for x in (done / "runs" / "qed-0" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2, 3]

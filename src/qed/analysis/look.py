@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,8 +24,10 @@ from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
 from ..model.inspection import mixer_inputs
 from ..ops import erase_write
+from ..ops.affine import Affine, segment
 from ..rules import Operands
 
+STATES = 256  # states over time whose norms are kept; of a longer text, those after every second token, or third, …
 COLUMNS = 256  # sources that one call of the op computes, which bounds its memory; the kernels take no wider u
 
 
@@ -63,16 +66,30 @@ def _attention(q: Tensor, k: Tensor, a: Tensor, g: Tensor | None, scale: float, 
 
 @dataclass(frozen=True)
 class Look:
-    """What the tokens of a text read from one another in a recurrent layer, in float32 or float64."""
+    """What the tokens of a text read from one another in a recurrent layer, and what moves its state, in float32 or
+    float64."""
 
     attention: Tensor  # A [B, H, T, T]
     without_correction: Tensor | None  # the same with λ = 0 in this layer; None if its rule has no λ
     writes: Tensor  # u [B, T, H, V]: the layer reads o_t = Σ_s A[t, s] u_s
+    gates: dict[str, Tensor]  # [B, T, H, 1 or channels]: of "b", "w" and "decay", which is exp g, those the rule has
+    strength: Tensor | None  # λ [H]; None if the rule has none
+    correction: Tensor | None  # ‖a − a with λ = 0‖ / ‖a‖ [B, T, H]; None if the rule has no λ
+    state: Tensor  # ‖S[i, :]‖ for every key channel i, [B, N, H, K], after `stride` tokens each
+    stride: int  # the tokens between two of those states; the last of them is after the last token
 
-    @property
+    @cached_property
     def forgotten(self) -> Tensor | None:
         """What the correction took out of A: A with λ = 0 less A itself, [B, H, T, T]. None if the rule has no λ."""
         return None if self.without_correction is None else self.without_correction - self.attention
+
+    @property
+    def change(self) -> Tensor | None:
+        """How much the correction changes a head's reading: Σ |A with λ = 0, less A| / Σ |A with λ = 0|, [B, H]."""
+        if self.without_correction is None or self.forgotten is None:
+            return None
+        sizes = (x.abs().sum((-2, -1)) for x in (self.forgotten, self.without_correction))
+        return torch.div(*sizes).nan_to_num(0.0)  # a head that reads nothing has nothing to forget
 
 
 @torch.no_grad()
@@ -83,14 +100,29 @@ def look_at(mixer: Mixer, x: Tensor) -> Look:
     only erases. Then the sum over the sub-steps of a source is A between the last sub-steps, and still exact.
     """
     projections = mixer.projections(x)
-    operands, substeps = mixer.row.operands(projections), mixer.row.substeps
+    operands, substeps = _wide_operands(mixer.row.operands(projections)), mixer.row.substeps
     by_substep = operands.u.unflatten(1, (-1, substeps))
     if by_substep[:, :, :-1].any():
         raise ValueError(f"rule: expected one that writes in a token's last sub-step alone, got {mixer.rule!r}")
-    without = None
+    without, correction = None, None
     if mixer.row.strength:
-        without = _read_by(mixer, mixer.row.operands(projections._replace(strength=0.0)))
-    return Look(_read_by(mixer, operands), without, _wide(by_substep[:, :, -1]))
+        plain = _wide_operands(mixer.row.operands(projections._replace(strength=0.0)))
+        without = _read_by(mixer, plain)
+        sizes = ((operands.a - plain.a).norm(dim=-1), operands.a.norm(dim=-1))
+        correction = (sizes[0] / sizes[1].clamp(min=1e-30))[:, substeps - 1 :: substeps]
+    decay = None if projections.g is None else projections.g.exp()
+    gates = {"b": projections.b, "w": projections.w, "decay": decay}
+    stride = max(1, -(-x.shape[1] // STATES))
+    return Look(
+        attention=_read_by(mixer, operands),
+        without_correction=without,
+        writes=by_substep[:, :, -1],
+        gates={name: _wide(gate) for name, gate in gates.items() if gate is not None},
+        strength=mixer.strength() if mixer.row.strength else None,
+        correction=correction,
+        state=_row_norms(operands, stride * substeps),
+        stride=stride,
+    )
 
 
 def look_inside(model: QEDForCausalLM, ids: Tensor) -> Iterator[tuple[int, Look]]:
@@ -103,10 +135,38 @@ def look_inside(model: QEDForCausalLM, ids: Tensor) -> Iterator[tuple[int, Look]
 
 
 def _read_by(mixer: Mixer, operands: Operands) -> Tensor:
-    """Return A between tokens. A difference of two of them is too fine for 16 bits."""
-    q, k, a = (_wide(y) for y in (operands.q, operands.k, operands.a))
-    g = None if operands.g is None else operands.g.to(q.dtype)
+    """Return A between tokens."""
+    q, k, a, _, g = operands
     return _attention(q, k, a, g, mixer.read_scale, mixer.row.substeps)
+
+
+def _row_norms(operands: Operands, stride: int) -> Tensor:
+    """Return the norms of the state's rows after every `stride` sub-steps, and after the last one: [B, N, H, K].
+
+    The pieces of a text are affine maps of the state, found all at once; the states are then one product each.
+    """
+    batch, steps = operands.k.shape[:2]
+    pieces = max(1, -(-steps // stride))
+
+    def in_pieces(x: Tensor) -> Tensor:
+        """Divide a sequence, filled up with tokens that are all zero, which leave the state as it is."""
+        filled = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pieces * stride - steps))
+        return filled.unflatten(1, (pieces, stride)).flatten(0, 1)
+
+    k, a, u = (in_pieces(x) for x in operands[1:4])
+    maps = segment(k, a, u, None if operands.g is None else in_pieces(operands.g))
+    M, N = (x.unflatten(0, (batch, pieces)) for x in maps)
+    state, norms = torch.zeros_like(N[:, 0]), []
+    for i in range(pieces):
+        state = Affine(M[:, i], N[:, i])(state)
+        norms.append(state.norm(dim=-1))
+    return torch.stack(norms, 1)
+
+
+def _wide_operands(operands: Operands) -> Operands:
+    """Return the operands in at least float32: a difference of two attentions is too fine for 16 bits."""
+    q, k, a, u = (_wide(y) for y in operands[:4])
+    return Operands(q, k, a, u, None if operands.g is None else operands.g.to(q.dtype))
 
 
 def _wide(x: Tensor) -> Tensor:

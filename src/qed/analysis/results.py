@@ -29,6 +29,7 @@ from ..recipes import usual_theta
 from ..recipes.arms import Arm
 from ..train.metrics import read_metrics
 
+HARNESS = "lm-eval"  # what names of lm-eval's own results begin with, which no table has
 # Fields that two results must share to stand in one table.
 SHARED = ("task", "length", "tokenizer", "prompts", "variant", "sizing", "context", "max_length", "bos")
 
@@ -172,12 +173,17 @@ def folder(path: Path, problems: list[str]) -> dict[str, Result]:
 
     Why others are left out is appended to `problems`.
     """
+    if path.exists() and not path.is_dir():
+        problems.append(f"{path}: expected a folder of results, got a file")
     try:
         packed = {name: Result(path / f"{name}.json", x) for name, x in unpacked(path).items()}
     except ValueError as error:
         problems.append(str(error))
         packed = {}
     plain = {x.stem: Result(x) for x in path.glob("*.json") if x.stem.partition("-")[0] in TASKS}
+    for x in sorted(path.glob("*.json")):
+        if x.stem not in plain and not x.name.startswith(HARNESS):
+            problems.append(f"{x}: expected a result of `qed eval`, named after its task, got another file")
     for name in sorted(packed.keys() & plain.keys()):
         problems.append(f"{path}: {name} is there twice, packed and by itself, and neither is used")
         del packed[name], plain[name]
@@ -264,6 +270,8 @@ class Run:
     def strengths(self) -> dict[float, dict[str, Result]]:
         """The finished results with λ scaled at inference, by scale s and name. Those at s = 1 are among them."""
         base = self.path / "strength"
+        if base.exists() and not base.is_dir():
+            self._problems.append(f"{base}: expected a folder for each scale of λ, got a file")
         scales = (
             {float(x.name): folder(x, self._problems) for x in base.iterdir() if x.is_dir() and _number(x.name)}
             if base.is_dir()

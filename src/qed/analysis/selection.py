@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from ..recipes.paper import ARMS
 from .names import RECALL
 from .results import Result, Run, comparable, same_examples
+
+# What two trainings must share for their numbers to be comparable, in words.
+SETUP = {
+    "total_tokens": "training tokens",
+    "sequence": "tokens in a row of training",
+    "batch_tokens": "tokens in a batch",
+    "num_hidden_layers": "layers",
+    "hidden_size": "channels",
+    "num_heads": "heads",
+    "head_dim": "channels in a head",
+}
+
+
+def setup(run: Run) -> dict[str, Any]:
+    """What a run was trained with, by the names of SETUP; None where its configuration does not say."""
+    everything = run.config["model"] | {name: x for name, x in run.config.items() if name != "model"}
+    return {name: everything.get(name) for name in SETUP}
+
+
+def not_comparable(runs: list[Run]) -> dict[Path, str]:
+    """Runs that differ from the others in more than arm and seed, or are not finished: the reason, by their path."""
+    usual = dict(Counter(tuple(setup(run).items()) for run in runs).most_common(1)[0][0])
+    reasons = {}
+    for run in runs:
+        own = setup(run)
+        said = [
+            f"{own[name]:,} {SETUP[name]} instead of {x:,}"
+            for name, x in usual.items()
+            if own[name] != x and x and own[name]
+        ]
+        said += [] if run.complete else ["the training is not finished"]
+        if said:
+            reasons[run.path] = "; ".join(said)
+    return reasons
 
 
 def by_arm_and_seed(runs: list[Run]) -> dict[tuple[str, int], Run]:

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 INTERRUPTED = 130  # the exit status that shells give a program which Ctrl-C ended
 # Packages that only some commands need, and what to install for them.
 INSTALLED_BY = {
-    **dict.fromkeys(("matplotlib", "scipy"), "'qed-attention[analysis]'"),
+    **dict.fromkeys(("jinja2", "matplotlib", "scipy"), "'qed-attention[analysis]'"),
     **dict.fromkeys(("datasets", "pyarrow"), "'qed-attention[data]'"),
     **dict.fromkeys(("accelerate", "lm_eval", "nltk", "wonderwords"), "'qed-attention[eval]'"),
     "fla": "flash-linear-attention",

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -184,7 +186,25 @@ def needle_prompts(path: Path, tokenizer: Tokenizer, options: Options) -> Iterat
         if (place := row["prompt"].find(row["answer"])) >= 0:
             # Tokens from the needle to the end of the prompt, were all its characters spread evenly over its tokens.
             more["distance"] = round(len(ids) * (1 - place / len(row["prompt"])))
+        more |= needle_and_question(row["prompt"], row["answer"])
         yield Prompt(ids=_with_bos(ids, tokenizer, options), text=row["prompt"], golds=golds, more=more)
+
+
+def needle_and_question(prompt: str, answer: str) -> dict[str, str]:
+    """What a reader of an answer wants to see of a prompt: the sentence that has it, and the question at the end.
+
+    Of several sentences that have the answer, the one that shares most words with the question is the needle.
+    """
+    ends = [match.end() for match in re.finditer(r"(?<=[.!?])[ \n]+|\n", prompt)]
+    last_line = prompt.rfind("\n") + 1
+    begin = last_line or max(ends, default=0)
+    question, words, needles = prompt[begin:], set(prompt[begin:].split()), []
+    for match in re.finditer(re.escape(answer), prompt[:begin]):
+        place = bisect_right(ends, match.start())
+        sentence = prompt[ends[place - 1] if place else 0 : ends[place] if place < len(ends) else begin]
+        needles.append(sentence.strip())
+    found = {"question": question.strip()}
+    return found | ({"needle": max(needles, key=lambda x: len(words & set(x.split())))} if needles else {})
 
 
 def recall_prompts(task: RecallTask, tokenizer: Tokenizer, options: Options) -> tuple[list[Prompt], dict[str, Any]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import isfinite
+from typing import NamedTuple
+
 from ..analysis import paper
 from ..analysis.breakdown import Contrast, contrasts, splits
 from ..analysis.names import TITLES, length_title, name_of, recall_title
-from ..analysis.registered import Outcome
+from ..analysis.registered import MECHANISM, Answer, Outcome
 from ..analysis.results import Run, discordant
 from ..analysis.selection import (
     arms_of,
@@ -18,16 +21,62 @@ from ..analysis.selection import (
     seeds_of,
 )
 from ..analysis.stats import clopper_pearson, paired_difference
-from ..analysis.trainings import ENDPOINTS
+from ..analysis.trainings import ENDPOINTS, Study
 from ..recipes.paper import ARMS
 from .training_tables import heading, title_of
 
 LEARNED = 0.9  # share of needles at the training length
+NOT_LEARNED = "Retrieval has not been learned at the training length"
 
 
 def signed(value: float, digits: int) -> str:
     """A number with its sign, in the characters that sentences have for it: + and −."""
     return f"{value:+.{digits}f}".replace("-", "−")
+
+
+# The answer to whether QED retrieves more than GDN-2, in a word or two.
+IN_A_WORD = {"yes": "Yes", "contrary": "No, the contrary", "equivalent": "No difference", "undecided": "Undecided"}
+
+
+class Verdict(NamedTuple):
+    """What the trainings say about the paper's main claim, in one line."""
+
+    answer: str  # as the test gave it
+    word: str
+    said: str
+
+
+def verdict(outcomes: list[Outcome], runs: list[Run]) -> Verdict:
+    """The answer of the last look there is to whether QED retrieves more than GDN-2 past the training length."""
+    for outcome in (x for x in outcomes if x.looks):
+        look, study = outcome.looks[-1]
+        for x in outcome.answers(look, study):
+            if (x.test.endpoint, x.test.name) == ("R1", MECHANISM[0]) and x.estimate is not None:
+                word = IN_A_WORD.get(x.verdict.split(",")[0], x.verdict)
+                return Verdict(x.verdict, word, _verdict(x, study, outcome, runs))
+    said = (
+        "QED and GDN-2 were not both trained and evaluated past the training length, so that they cannot be compared."
+    )
+    return Verdict("", "Not tested", said)
+
+
+def _verdict(x: Answer, study: Study, outcome: Outcome, runs: list[Run]) -> str:
+    assert x.estimate is not None
+    low, high = x.estimate.interval()
+    value, task = x.estimate.value, TITLES[study.main]
+    counts = " and ".join(f"{len(study.groups('R1')[arm])} of {name_of(arm)}" for arm in MECHANISM[1])
+    more = f"{abs(value):.1f} points {'more' if value > 0 else 'less'}"
+    text = f"Past the training length QED finds {more} than GDN-2 on {task}"
+    if not isfinite(low):
+        text += f", over trainings: {counts}. So few trainings say nothing about others."
+    else:
+        text += (
+            f" (95 % interval over trainings {signed(low, 1)} to {signed(high, 1)}; {counts}; p = {x.p_holm:.2g} after "
+        )
+        text += f"Holm's correction; {'registered' if outcome.experiment.registered else 'exploratory'})."
+    if any(said.startswith(NOT_LEARNED) for said in learned(runs)):
+        text += " Some trainings have not learned to retrieve even at the training length."
+    return text
 
 
 def answers(outcomes: list[Outcome], left_out: list[str]) -> list[str]:
@@ -93,10 +142,7 @@ def learned(runs: list[Run]) -> list[str]:
             poor.append(f"{name} ({100 * low:.0f} to {100 * high:.0f} %)")
     texts = []
     if poor:
-        texts.append(
-            f"Retrieval has not been learned at the training length by {', '.join(poor)}: "
-            "what they do past it says nothing about the mechanism."
-        )
+        texts.append(f"{NOT_LEARNED} by {', '.join(poor)}: what they do past it says nothing about the mechanism.")
     elif not unknown:
         texts.append(f"Every run is right in at least {100 * LEARNED:.0f} % of {TITLES[task]} at its training length.")
     if unknown:

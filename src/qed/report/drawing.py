@@ -1,100 +1,124 @@
-"""How figures look: colours and lines of arms and runs, light and dark pages, and the files of a figure.
-
-This module needs matplotlib.
-"""
+"""Charts as PNG and PDF. This module needs matplotlib."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from math import ceil
 from typing import Any
 
 import matplotlib as mpl
 
 mpl.use("Agg")
+import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from ..analysis.names import length_title, name_of
-from ..analysis.results import Result, Run
-from ..analysis.selection import arms_of
+from .charts import Axis, Chart, Heat, Panel, Series
 
 # People who see colours differently can tell these apart (Okabe and Ito).
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
 MARKERS = "os^Dv<>"
+DASHES = ("-", "--", ":", "-.")
 GREY = "#888888"  # of lines that only help to read a figure
-MOST_LABELS = 12  # runs that a legend names one by one
 LIGHT: dict[str, Any] = {"svg.hashsalt": "qed", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
-INK = "#e6e6e6"
-DARK: dict[str, Any] = LIGHT | {
-    **{"figure.facecolor": "#16181c", "axes.facecolor": "#16181c", "savefig.facecolor": "#16181c", "text.color": INK},
-    **{
-        "axes.edgecolor": INK,
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "legend.facecolor": "#16181c",
-    },
-}
-
-Drawings = dict[str, tuple[str, Callable[[], Figure]]]  # by file name: a title, and how to draw the figure
+METADATA = {"pdf": {"CreationDate": None}}  # the same chart gives the same file
 
 
-def style(runs: list[Run], arm: str) -> dict[str, Any]:
-    """The colour and marker of an arm among the arms of these runs."""
-    i = arms_of(runs).index(arm)
-    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
-
-
-def line(runs: list[Run], run: Run) -> dict[str, Any]:
-    """The line of one run: its arm's colour and its seed's dashes. Among many runs, only arms are told apart."""
-    colour = style(runs, run.arm)["color"]
-    if len(runs) > MOST_LABELS:
-        first = next(x for x in runs if x.arm == run.arm) is run
-        return {"color": colour, "alpha": 0.5, "label": name_of(run.arm) if first else None}
-    dashes = ["-", "--", ":", "-."][run.seed % 4]
-    return {"color": colour, "linestyle": dashes, "label": f"{name_of(run.arm)}, seed {run.seed}"}
-
-
-def median_tokens(result: Result) -> int:
-    """The median length of a result's prompts in tokens."""
-    return result.tokens[len(result.tokens) // 2]
-
-
-def length_axis(panel: Any, ticks: list[int]) -> None:
-    """A logarithmic horizontal axis of lengths in tokens, with these ticks."""
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(ticks, [length_title(n) for n in ticks])
-    panel.minorticks_off()
-
-
-def mark_training_length(panel: Any, tokens: int, height: float) -> None:
-    """A dashed vertical line at the training length, with its name beside it.
-
-    Args:
-        panel: the axes to draw on.
-        tokens: the training length.
-        height: where on the vertical axis the name begins.
-    """
-    panel.axvline(tokens, linestyle="--", linewidth=1, color=GREY)
-    panel.annotate("training length", (tokens, height), rotation=90, fontsize=7, ha="right", color=GREY)
-
-
-def drawn(draw: Callable[[], Figure], kinds: Iterable[str], dark: bool = False) -> dict[str, bytes]:
-    """A figure as files, drawn once.
-
-    Args:
-        draw: draws the figure.
-        kinds: of files, such as "svg" and "png".
-        dark: for a dark page.
-    """
+def drawn(chart: Chart, kinds: Iterable[str]) -> dict[str, bytes]:
+    """A chart as files of these kinds, such as "png" and "pdf", drawn once."""
     files = {}
-    with mpl.rc_context(DARK if dark else LIGHT):
-        figure = draw()
+    with mpl.rc_context(LIGHT):
+        figure = _figure(chart)
         for kind in kinds:
             file = io.BytesIO()
-            metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-            figure.savefig(file, format=kind, dpi=150, metadata=metadata)
+            figure.savefig(file, format=kind, dpi=150, metadata=METADATA.get(kind))
             files[kind] = file.getvalue()
         plt.close(figure)
     return files
+
+
+def _figure(chart: Chart) -> Figure:
+    count = len(chart.panels)
+    wide, high = min(count, chart.in_a_row), ceil(count / chart.in_a_row)
+    size = (chart.width * wide + (1.2 if count > 1 else 0), chart.height * high)
+    figure, axes = plt.subplots(high, wide, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for panel in axes.flat[count:]:
+        panel.set_axis_off()
+    image = None
+    for i, (axis, panel) in enumerate(zip(axes.flat, chart.panels, strict=False)):
+        if isinstance(panel, Heat):
+            image = _heat(axis, panel, first=i % wide == 0)
+        else:
+            _panel(axis, panel, first=i % wide == 0)
+        axis.set_title(panel.title, fontsize=9)
+    for panel in chart.panels[:1] if image is not None else []:
+        assert isinstance(panel, Heat)
+        figure.colorbar(image, ax=axes.ravel().tolist(), label=panel.value_label, shrink=0.9)
+    fullest = max(axes.flat, key=lambda axis: len(axis.get_legend_handles_labels()[0]))  # a seed may lack arms
+    if fullest.get_legend_handles_labels()[0]:
+        fullest.legend(fontsize=8 if count == 1 else 7, title=chart.key or None, title_fontsize=8)
+    return figure
+
+
+def _panel(axis: Any, panel: Panel, first: bool) -> None:
+    for i, series in enumerate(panel.series):
+        _series(axis, series, above=2 + i / 1000)
+    for place, name in panel.lines.items():
+        axis.axvline(place, linestyle="--" if name else "-", linewidth=1, color=GREY)
+        if name:
+            bottom = axis.get_ylim()[0] if panel.y.ends is None else panel.y.ends[0]
+            axis.annotate(name, (place, bottom), rotation=90, fontsize=7, ha="right", va="bottom", color=GREY)
+    for side, line in (("x", panel.x), ("y", panel.y)):
+        _axis(axis, side, line)
+    if first or panel.y.flipped:
+        axis.set_ylabel(panel.y.label)
+    axis.set_xlabel(panel.x.label)
+
+
+def _axis(axis: Any, side: str, line: Axis) -> None:
+    if line.scale != "linear":
+        getattr(axis, f"set_{side}scale")("log", base=2 if line.scale == "log2" else 10)
+    if line.ticks is not None:
+        getattr(axis, f"set_{side}ticks")(list(line.ticks), list(line.ticks.values()))
+        axis.tick_params(axis=side, which="minor", bottom=False, left=False)
+        axis.tick_params(axis=side, labelsize=8)
+    if line.ends is not None:
+        getattr(axis, f"set_{side}lim")(*(reversed(line.ends) if line.flipped else line.ends))
+
+
+def _series(axis: Any, series: Series, above: float) -> None:
+    shade = isinstance(series.colour, float)
+    place = 0 if shade else int(series.colour)
+    look: dict[str, Any] = {
+        "color": plt.get_cmap("viridis")(0.05 + 0.85 * series.colour) if shade else COLOURS[place % len(COLOURS)],
+        "label": series.name if series.listed else None,
+        "alpha": 0.45 if series.faint else 1.0,
+        "zorder": above,
+    }
+    if series.steps:
+        axis.stairs(series.y, series.x, linestyle=DASHES[series.dashes], **look)
+        return
+    look["linestyle"] = DASHES[series.dashes] if series.line else ""
+    look["linewidth"] = 0.7 if series.faint else 1.3
+    look["marker"] = "." if shade else MARKERS[place % len(MARKERS)] if series.marked else ""
+    look["markersize"] = 4
+    if series.low is None or series.high is None:
+        axis.plot(series.x, series.y, **look)
+        return
+    middle = series.x if series.across else series.y
+    ends = np.abs(np.array([series.low, series.high]) - np.array(middle))
+    axis.errorbar(series.x, series.y, **{"xerr" if series.across else "yerr": ends}, capsize=2, **look)
+
+
+def _heat(axis: Any, panel: Heat, first: bool) -> Any:
+    values = np.array([[np.nan if x is None else x for x in row] for row in panel.values], dtype=float)
+    high, wide = values.shape
+    image = axis.pcolormesh(np.arange(wide + 1), np.arange(high + 1), values, cmap="viridis", vmin=0, vmax=panel.most)
+    axis.set_xticks(np.arange(wide) + 0.5, panel.columns, fontsize=7)
+    axis.set_yticks(np.arange(high) + 0.5, panel.rows, fontsize=7)
+    axis.set_ylim(high, 0)
+    axis.set_xlabel(panel.column_label, fontsize=8)
+    if first:
+        axis.set_ylabel(panel.row_label)
+    return image

@@ -1,158 +1,163 @@
-"""The paper's figures from our results, seed by seed. This module needs matplotlib."""
+"""The paper's figures from our results, seed by seed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import ceil, log2
 from typing import Any
 
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
-
 from ..analysis.breakdown import contrasts
 from ..analysis.names import NEEDLES, TITLES, name_of, recall_title
-from ..analysis.results import Run
+from ..analysis.results import Result, Run
 from ..analysis.selection import arms_of, by_arm_and_seed, main_task, needle_lengths, recall_names, results_of, seeds_of
-from ..analysis.stats import clopper_pearson, wilson
-from .drawing import COLOURS, GREY, MARKERS, Drawings, length_axis, line, mark_training_length, median_tokens, style
+from ..analysis.stats import Interval, clopper_pearson, wilson
+from .charts import Axis, Chart, Charts, Panel, Series, lengths_axis, line_of, median_tokens, palette, per_cent, tokens
 
-PANELS_IN_A_ROW = 4
+POINTS = "Each point is one training with its 95 % interval over examples, which does not cover other trainings."
 
 
-def accuracy(runs: list[Run], task: str) -> Figure:
+def share_of(result: Result, interval: Callable[[int, int], Interval]) -> tuple[float, float, float]:
+    """Per cent right of a result, and the ends of its interval."""
+    right, asked = result.result["correct"], result.result["samples"]
+    low, high = interval(right, asked)
+    return 100 * right / asked, 100 * low, 100 * high
+
+
+def accuracy(runs: list[Run], task: str) -> Chart:
     """Figure 1: accuracy on a needle task against the tokens of the prompts, one panel per seed."""
-    seeds, known = seeds_of(runs), by_arm_and_seed(runs)
-    lengths = needle_lengths(runs, task)
-    medians = {x.path: median_tokens(x) for n in lengths for x in results_of(runs, f"{task}-{n}")}
-    ticks = [2**i for i in range(int(log2(min(medians.values()))), ceil(log2(max(medians.values()))) + 1)]
-    wide, high = min(len(seeds), PANELS_IN_A_ROW), ceil(len(seeds) / PANELS_IN_A_ROW)
-    figure, axes = plt.subplots(high, wide, figsize=(1.5 + 4.2 * wide, 3.8 * high), sharey=True, squeeze=False)
-    for panel in axes.flat[len(seeds) :]:
-        panel.set_axis_off()
-    for panel, seed in zip(axes.flat, seeds, strict=False):
+    known, lengths = by_arm_and_seed(runs), needle_lengths(runs, task)
+    medians = [median_tokens(x) for n in lengths for x in results_of(runs, f"{task}-{n}")]
+    ticks = [2**i for i in range(int(log2(min(medians))), ceil(log2(max(medians))) + 1)]
+    panels = []
+    for seed in seeds_of(runs):
+        series = []
         for arm in arms_of(runs):
             results = known[arm, seed].results if (arm, seed) in known else {}
             points = [results[f"{task}-{n}"] for n in lengths if f"{task}-{n}" in results]
-            if not points:
-                continue
-            x = [medians[r.path] for r in points]
-            share = [r.result["correct"] / r.result["samples"] for r in points]
-            ends = [wilson(r.result["correct"], r.result["samples"]) for r in points]
-            bars = [
-                [y - e.low for y, e in zip(share, ends, strict=True)],
-                [e.high - y for y, e in zip(share, ends, strict=True)],
-            ]
-            panel.errorbar(
-                x, share, yerr=bars, label=name_of(arm), capsize=2, markersize=4, linewidth=1.3, **style(runs, arm)
+            if points:
+                y, low, high = (list(x) for x in zip(*(share_of(r, wilson) for r in points), strict=True))
+                x = [float(median_tokens(r)) for r in points]
+                series.append(Series(name=name_of(arm), colour=palette(runs, arm), x=x, y=y, low=low, high=high))
+        panels.append(
+            Panel(
+                title=f"seed {seed}",
+                x=lengths_axis("prompt (tokens, median)", ticks),
+                y=Axis(label=f"{TITLES[task]}, per cent right", ends=(-2, 104), shown=per_cent),
+                series=series,
+                lines={runs[0].train_length: "training length"},
             )
-        mark_training_length(panel, runs[0].train_length, 0.02)
-        length_axis(panel, ticks)
-        panel.set_ylim(-0.02, 1.04)
-        panel.set_xlabel("prompt (tokens, median)")
-        panel.set_title(f"seed {seed}", fontsize=10)
-    for left in axes[:, 0]:
-        left.set_ylabel(f"{TITLES[task]} accuracy")
-    most_arms = max(axes.flat, key=lambda panel: len(panel.get_legend_handles_labels()[0]))  # a seed may lack arms
-    most_arms.legend(fontsize=8)
-    figure.tight_layout()
-    return figure
+        )
+    caption = f"{POINTS} Right of the dashed line prompts are longer than any text of the training."
+    title = f"{TITLES[task]} accuracy against context length"
+    return Chart(title=title, caption=caption, panels=list(panels), width=4.2, height=3.8)
 
 
-def contrast(runs: list[Run]) -> Figure:
+def contrast(runs: list[Run]) -> Chart:
     """Figure 2: the paper's contrasts with their intervals, at every seed."""
     known, seeds = [x for x in contrasts(runs, main_task(runs)) if x.seeds], seeds_of(runs)
-    figure, panel = plt.subplots(figsize=(6, 0.8 + max(0.75, 0.2 * len(seeds)) * len(known)))
-    step = min(0.18, 0.8 / len(seeds))
-    for row, x in enumerate(known):
-        for i, seed in enumerate(seeds):
-            if seed in x.seeds:
-                difference, (low, high), _ = x.seeds[seed]
-                y, bars = row + step * (i - (len(seeds) - 1) / 2), [[difference - low], [high - difference]]
-                label, colour = f"seed {seed}" if row == 0 else None, COLOURS[i % len(COLOURS)]
-                marker = MARKERS[i % len(MARKERS)]
-                panel.errorbar([difference], [y], xerr=bars, fmt=marker, color=colour, capsize=3, label=label)
-    panel.axvline(0, color=GREY, linewidth=1)
-    labels = [f"{x.name}\n{name_of(x.first)} − {name_of(x.second)}" for x in known]
-    panel.set_yticks(range(len(known)), labels, fontsize=8)
-    panel.set_ylim(len(known) - 0.5, -0.5)
-    panel.set_xlabel(f"points of {TITLES[main_task(runs)]} accuracy past the training length")
-    if panel.get_legend_handles_labels()[0]:
-        panel.legend(fontsize=8)
-    figure.tight_layout()
-    return figure
+    step, series = min(0.18, 0.8 / len(seeds)), []
+    for i, seed in enumerate(seeds):
+        rows = [(row, x.seeds[seed]) for row, x in enumerate(known) if seed in x.seeds]
+        series.append(
+            Series(
+                name=f"seed {seed}",
+                colour=i,
+                x=[difference for _, (difference, _, _) in rows],
+                y=[row + step * (i - (len(seeds) - 1) / 2) for row, _ in rows],
+                low=[interval.low for _, (_, interval, _) in rows],
+                high=[interval.high for _, (_, interval, _) in rows],
+                across=True,
+                line=False,
+            )
+        )
+    labels = {float(i): f"{x.name}\n{name_of(x.first)} − {name_of(x.second)}" for i, x in enumerate(known)}
+    names = {i: text.replace("\n", ": ") for i, text in labels.items()}
+    panel = Panel(
+        x=Axis(
+            label=f"points of {TITLES[main_task(runs)]} accuracy past the training length",
+            shown=lambda x: f"{x:+.1f} points",
+        ),
+        y=Axis(
+            label="", ticks=labels, ends=(-0.5, len(known) - 0.5), flipped=True, shown=lambda y: names[float(round(y))]
+        ),
+        series=[x for x in series if x.x],
+        lines={0: ""},
+    )
+    caption = (
+        "Each point is the difference between two arms of one seed on the same examples, with Tango's paired 95 % "
+    )
+    caption += "interval. Right of zero the first arm is better."
+    height = 0.8 + max(0.75, 0.2 * len(seeds)) * len(known)
+    return Chart(title="The paper's contrasts, with 95 % intervals", caption=caption, panels=[panel], height=height)
 
 
-def recall(runs: list[Run]) -> Figure:
+def recall(runs: list[Run]) -> Chart:
     """Figure 3: accuracy on the recall tasks with exact intervals."""
-    names, known = recall_names(runs), by_arm_and_seed(runs)
-    figure, panel = plt.subplots(figsize=(1.8 + 2.4 * len(names), 3.4))
-    arms, seeds = arms_of(runs), seeds_of(runs)
+    names, known, arms, seeds = recall_names(runs), by_arm_and_seed(runs), arms_of(runs), seeds_of(runs)
+    titles = [recall_title(name, results_of(runs, name)) for name in names]
+    series = []
     for i, arm in enumerate(arms):
-        first = True
+        points = []
         for j, seed in enumerate(seeds):
             results = known[arm, seed].results if (arm, seed) in known else {}
-            for place, name in enumerate(names):
-                if name not in results:
-                    continue
-                r = results[name].result
-                low, high = clopper_pearson(r["correct"], r["samples"])
-                x = place + 0.8 * ((i + min(0.35, 0.8 / len(seeds)) * j) / max(1, len(arms)) - 0.5)
-                bars = [[r["accuracy"] - low], [high - r["accuracy"]]]
-                label = name_of(arm) if first else None
-                panel.errorbar(
-                    [x],
-                    [r["accuracy"]],
-                    yerr=bars,
-                    capsize=2,
-                    linestyle="",
-                    markersize=4,
-                    label=label,
-                    **style(runs, arm),
-                )
-                first = False
-    panel.set_xticks(range(len(names)), [recall_title(name, results_of(runs, name)) for name in names], fontsize=8)
-    panel.set_ylabel("accuracy")
-    panel.legend(fontsize=8)
-    figure.tight_layout()
-    return figure
+            move = 0.8 * ((i + min(0.35, 0.8 / len(seeds)) * j) / max(1, len(arms)) - 0.5)
+            points += [
+                (place + move, *share_of(results[n], clopper_pearson)) for place, n in enumerate(names) if n in results
+            ]
+        if points:
+            x, y, low, high = (list(values) for values in zip(*points, strict=True))
+            series.append(Series(name=name_of(arm), colour=i, x=x, y=y, low=low, high=high, line=False))
+    panel = Panel(
+        x=Axis(
+            label="",
+            ticks={float(i): title for i, title in enumerate(titles)},
+            ends=(-0.5, len(names) - 0.5),
+            shown=lambda x: titles[min(max(round(x + 0.1), 0), len(titles) - 1)],
+        ),
+        y=Axis(label="per cent right", shown=per_cent),
+        series=series,
+    )
+    title = "Accuracy on recall tasks, with 95 % intervals"
+    return Chart(title=title, caption=POINTS, panels=[panel], width=1.8 + 2.4 * len(names))
 
 
-def positions(runs: list[Run]) -> Figure:
+def positions(runs: list[Run]) -> Chart:
     """The loss of every run by position in the row."""
-    figure, panel = plt.subplots(figsize=(6, 3.6))
+    series = []
     for run in runs:
         for name, result in run.results.items():
             if name.startswith("positions-"):
                 bins = result.result["bins"]
                 middle = [(x["from"] + x["to"]) / 2 for x in bins]
-                panel.plot(middle, [x["loss"] for x in bins], marker=".", linewidth=1.2, **line(runs, run))
-    panel.axvline(runs[0].train_length, linestyle="--", linewidth=1, color=GREY)
-    panel.set_xscale("log", base=2)
-    panel.set_xlabel("position (tokens)")
-    panel.set_ylabel("loss (nats)")
-    panel.legend(fontsize=7)
-    figure.tight_layout()
-    return figure
+                series.append(line_of(runs, run, middle, [x["loss"] for x in bins]))
+    panel = Panel(
+        x=Axis(label="position (tokens)", scale="log2", shown=lambda x: f"around token {x:,.0f}"),
+        y=Axis(label="loss (nats)", shown=lambda y: f"{y:.4f} nats"),
+        series=series,
+        lines={runs[0].train_length: "training length"},
+    )
+    caption = "Lower is better. A model that uses what lies further back has a loss that goes on falling."
+    return Chart(title="Loss by position in the row", caption=caption, panels=[panel], height=3.6)
 
 
-def eigenvalues(runs: list[Run]) -> Figure:
+def eigenvalues(runs: list[Run]) -> Chart:
     """How often each eigenvalue occurs, over all tokens, heads and layers of a run."""
-    figure, panel = plt.subplots(figsize=(6, 3.4))
+    series = []
     for run in runs:
         if run.eigenvalues is not None:
             histogram = run.eigenvalues["eigenvalue_histogram"]
             counts = [sum(x) for x in zip(*histogram["counts"].values(), strict=True)]
             share = [x / max(1, sum(counts)) for x in counts]
-            panel.stairs(share, histogram["edges"], **line(runs, run))
-    for edge in (0, 1):
-        panel.axvline(edge, color=GREY, linewidth=0.8)
-    panel.set_yscale("log")
-    panel.set_xlabel("e = 1 − aᵀk")
-    panel.set_ylabel("share of tokens and heads")
-    panel.legend(fontsize=7)
-    figure.tight_layout()
-    return figure
+            series.append(line_of(runs, run, list(histogram["edges"]), share, steps=True, marked=False))
+    panel = Panel(
+        x=Axis(label="e = 1 − aᵀk", shown=lambda x: f"e = {x:.3f}"),
+        y=Axis(label="share of tokens and heads", scale="log10", shown=lambda y: f"{100 * y:.2g} % of them"),
+        series=series,
+        lines={0: "", 1: ""},
+    )
+    caption = "An eigenvalue of 1 leaves what was stored along the key as it is, one of 0 erases it, and one below 0 "
+    caption += "or above 1 turns it round or makes it grow."
+    return Chart(title="Eigenvalues over held-out text", caption=caption, panels=[panel])
 
 
 def mean_strength(row: dict[str, Any]) -> float | None:
@@ -161,46 +166,43 @@ def mean_strength(row: dict[str, Any]) -> float | None:
     return sum(strengths) / len(strengths) if strengths else None
 
 
-def over_training(runs: list[Run], value: Callable[[dict[str, Any]], float | None], label: str) -> Figure:
+def over_training(runs: list[Run], value: Callable[[dict[str, Any]], float | None], label: str, title: str) -> Chart:
     """A value from the metrics against the tokens trained on.
 
     Args:
         runs: one line each.
         value: takes it from a row of metrics, or gives None where the row has none.
         label: of the vertical axis.
+        title: of the figure.
     """
-    figure, panel = plt.subplots(figsize=(6, 3.2))
+    series = []
     for run in runs:
-        points = [(row["tokens"], y) for row in run.metrics if (y := value(row)) is not None]
+        points = [(float(row["tokens"]), y) for row in run.metrics if (y := value(row)) is not None]
         if points:
-            panel.plot([x for x, _ in points], [y for _, y in points], linewidth=1.2, **line(runs, run))
-    panel.set_xlabel("training tokens")
-    panel.set_ylabel(label)
-    panel.legend(fontsize=7)
-    figure.tight_layout()
-    return figure
+            series.append(line_of(runs, run, [x for x, _ in points], [y for _, y in points], marked=False))
+    panel = Panel(
+        x=Axis(label="training tokens", shown=tokens), y=Axis(label=label, shown=lambda y: f"{y:.3f}"), series=series
+    )
+    return Chart(title=title, caption="Each line is one training.", panels=[panel], height=3.2)
 
 
-def all_figures(runs: list[Run]) -> Drawings:
+def all_figures(runs: list[Run]) -> Charts:
     """Every figure that there are results for."""
-    drawings: Drawings = {}
-    for task in NEEDLES:
-        if needle_lengths(runs, task):
-            title = f"{TITLES[task]} accuracy against context length"
-            drawings[f"figure1_{task}"] = (title, partial(accuracy, runs, task))
+    charts: Charts = {f"figure1_{task}": accuracy(runs, task) for task in NEEDLES if needle_lengths(runs, task)}
     if any(x.seeds for x in contrasts(runs, main_task(runs))):
-        drawings["figure2_contrasts"] = ("The paper's contrasts, with 95 % intervals", lambda: contrast(runs))
+        charts["figure2_contrasts"] = contrast(runs)
     if recall_names(runs):
-        drawings["figure3_recall"] = ("Accuracy on recall tasks, with 95 % intervals", lambda: recall(runs))
+        charts["figure3_recall"] = recall(runs)
     if any(name.startswith("positions-") for run in runs for name in run.results):
-        drawings["loss_by_position"] = ("Loss by position in the row", lambda: positions(runs))
+        charts["loss_by_position"] = positions(runs)
     if any(run.eigenvalues is not None for run in runs):
-        drawings["eigenvalues"] = ("Eigenvalues over held-out text", lambda: eigenvalues(runs))
+        charts["eigenvalues"] = eigenvalues(runs)
     rows = [row for run in runs for row in run.metrics]
     if any(row.get("strength") for row in rows):
-        draw = partial(over_training, runs, mean_strength, "mean λ")
-        drawings["strength_over_training"] = ("Mean λ over the course of training", draw)
+        title = "Mean λ over the course of training"
+        charts["strength_over_training"] = over_training(runs, mean_strength, "mean λ", title)
     if any("retrieval" in row for row in rows):
-        draw = partial(over_training, runs, lambda row: row.get("retrieval"), "answers found")
-        drawings["retrieval_over_training"] = ("Retrieval at the training length over the course of training", draw)
-    return drawings
+        title = "Retrieval at the training length over the course of training"
+        draw = over_training(runs, lambda row: row.get("retrieval"), "share of answers found", title)
+        charts["retrieval_over_training"] = draw
+    return charts

@@ -11,6 +11,7 @@ from ..analysis.selection import (
     by_arm_and_seed,
     main_task,
     needle_lengths,
+    not_comparable,
     past_training,
     recall_names,
     results_of,
@@ -22,7 +23,7 @@ from ..analysis.trainings import rate
 from ..eval.task import NeedleTask
 from ..eval.tasks import of_kind
 from ..recipes.paper import ARMS
-from .markup import Table
+from .markup import Place, Table
 
 PAST_TRAINING = "A length is past the training length if its shortest prompt has more tokens than a row of training."
 
@@ -57,13 +58,19 @@ def brackets(interval: Interval) -> str:
 
 def validation(runs: list[Run]) -> Table:
     """Table 2: the validation loss at the end of training."""
-    arms, known = arms_of(runs), by_arm_and_seed(runs)
+    arms, known, unlike = arms_of(runs), by_arm_and_seed(runs), not_comparable(runs)
     rows: list[list[str | None]] = []
+    why: dict[Place, str] = {}
+    marked: dict[Place, str] = {}
     for seed in seeds_of(runs):
         row: list[str | None] = [str(seed)]
         for arm in arms:
-            loss = known[arm, seed].validation_loss if (arm, seed) in known else None
+            place, run = (len(rows), len(row)), known.get((arm, seed))
+            loss = None if run is None else run.validation_loss
             row.append(None if loss is None else f"{loss:.4f}")
+            why[place] = "not trained" if run is None else "not finished"
+            if run is not None and run.path in unlike:
+                marked[place] = unlike[run.path]
         row += [
             f"{paper.VALIDATION_LOSS[seed][arm]:.4f}" if arm in paper.VALIDATION_LOSS.get(seed, {}) else None
             for arm in ARMS
@@ -72,22 +79,33 @@ def validation(runs: list[Run]) -> Table:
     columns = ["seed", *map(name_of, arms), *ARMS.values()]
     theirs = set(range(1 + len(arms), len(columns)))
     return Table(
-        name="table2_validation_loss", title="Final validation loss (nats)", columns=columns, rows=rows, theirs=theirs
+        name="table2_validation_loss",
+        title="Final validation loss (nats)",
+        columns=columns,
+        rows=rows,
+        theirs=theirs,
+        why=why,
+        unlike=marked,
     )
 
 
 def retrieval(runs: list[Run], task: str) -> Table:
     """Table 3 for one needle task. The main task's has the recall tasks too, S-NIAH-1's the paper's numbers."""
-    lengths, known = needle_lengths(runs, task), by_arm_and_seed(runs)
+    lengths, known, unlike = needle_lengths(runs, task), by_arm_and_seed(runs), not_comparable(runs)
     paper_has_it = task == "niah_single_1"
     recall = recall_names(runs) if task == main_task(runs) else []
     wanted = [f"{task}-{n}" for n in lengths] + recall
     rows: list[list[str | None]] = []
+    sources: dict[Place, Result] = {}
+    marked: dict[Place, str] = {}
     for seed in seeds_of(runs):
         for arm in arms_of(runs):
             if (arm, seed) not in known:
                 continue
             results = known[arm, seed].results
+            sources |= {(len(rows), 2 + i): results[name] for i, name in enumerate(wanted) if name in results}
+            if reason := unlike.get(known[arm, seed].path):
+                marked[len(rows), 1] = reason
             row: list[str | None] = [str(seed), name_of(arm), *(percent(results.get(name)) for name in wanted)]
             if paper_has_it:
                 numbers = paper.NIAH_1.get(seed, {}).get(arm)
@@ -105,6 +123,8 @@ def retrieval(runs: list[Run], task: str) -> Table:
         columns=columns,
         rows=rows,
         theirs=theirs,
+        sources=sources,
+        unlike=marked,
         note="In brackets are exact (Clopper–Pearson) 95 % intervals. They do not cover other training runs.",
     )
 
@@ -112,6 +132,7 @@ def retrieval(runs: list[Run], task: str) -> Table:
 def strength_sweep(runs: list[Run]) -> Table:
     """Table 4: accuracy with λ scaled at inference, compared with s = 1."""
     rows: list[list[str | None]] = []
+    sources: dict[Place, Result] = {}
     swept = [run for run in runs if run.strengths]
     names = sorted(
         {n for run in swept for x in run.strengths.values() for n, r in x.items() if "correct" in r.result},
@@ -128,6 +149,7 @@ def strength_sweep(runs: list[Run]) -> Table:
                     row.append(None)
                     continue
                 compared = comparison[str(scale)][name]
+                sources[len(rows), len(row)] = results[name]
                 p = f" (p {compared['p']:.2g}, Holm {compared['p_holm']:.2g})" if "p" in compared else ""
                 row.append(f"{100 * compared['accuracy']:.1f}{p}")
             numbers = paper.STRENGTH.get(run.seed, {}).get(scale) if run.arm == "qed" else None
@@ -143,6 +165,7 @@ def strength_sweep(runs: list[Run]) -> Table:
         columns=columns,
         rows=rows,
         theirs=theirs,
+        sources=sources,
         note="p is that of McNemar's exact test against s = 1 on the same examples. Holm's is corrected for all "
         "comparisons of a run.",
     )
@@ -156,12 +179,17 @@ def _by_length(name: str) -> tuple[str, int, str]:
 
 def contrast_table(runs: list[Run]) -> Table:
     """The contrasts of Figure 2 for every needle task, seed by seed and across seeds."""
-    seeds, rows = seeds_of(runs), []
+    seeds, known = seeds_of(runs), by_arm_and_seed(runs)
+    rows: list[list[str | None]] = []
+    why: dict[Place, str] = {}
     tasks = [task for task in NEEDLES if needle_lengths(runs, task)] or [main_task(runs)]
     for task, x in [(name, x) for name in tasks for x in contrasts(runs, name)]:
         row: list[str | None] = [TITLES[task], x.name, f"{name_of(x.first)} − {name_of(x.second)}"]
         for seed in seeds:
+            if any((arm, seed) not in known for arm in (x.first, x.second)):
+                why[len(rows), len(row)] = "not trained"
             row.append(None if seed not in x.seeds else f"{x.seeds[seed][0]:+.1f} {brackets(x.seeds[seed][1])}")
+        why[len(rows), len(row)] = "fewer than two seeds"
         many = x.overall is not None and len(x.seeds) > 1
         row.append(f"{x.overall[0]:+.1f} {brackets(x.overall[1])}" if many and x.overall is not None else None)
         rows.append(row)
@@ -170,6 +198,7 @@ def contrast_table(runs: list[Run]) -> Table:
         title="Contrasts in points of accuracy, over all lengths past the training length",
         columns=["task", "contrast", "arms", *(f"seed {seed}" for seed in seeds), "across seeds"],
         rows=rows,
+        why=why,
         note="At each seed the interval is Tango's paired 95 % interval on the same examples. Across seeds it is "
         f"Student's 95 % interval over trainings. {PAST_TRAINING}",
     )
@@ -271,6 +300,7 @@ def eigenvalue_table(runs: list[Run]) -> Table:
         title="Eigenvalues e = 1 − aᵀk over held-out text",
         columns=columns,
         rows=rows,
+        absent="does not apply",
         note=f"For {name_of(str(theirs['rule']))} the paper has e in [{theirs['least']}, {theirs['most']}] over "
         f"{theirs['samples']:,} samples, and projecting would change e by less than {theirs['change']}.",
     )
@@ -307,6 +337,7 @@ def transitions(runs: list[Run]) -> Table:
         title="Training tokens after which 10, 50 and 90 % of answers at the training length are found",
         columns=["arm", "seed", "10 %", "50 %", "90 %"],
         rows=rows,
+        absent="never",
         note="32 prompts are tried whenever a run is validated. An answer is found if all of its tokens are the "
         "likeliest ones.",
     )

@@ -1,18 +1,12 @@
-"""Figures over trainings: every training, means of arms with intervals over trainings, and where needles are lost.
-
-This module needs matplotlib.
-"""
+"""Figures over trainings: every training, means of arms with intervals over trainings, and where needles are lost."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 from ..analysis.contrasts import contrast, pooled
 from ..analysis.names import NEEDLES, TITLES, length_title, name_of
@@ -20,32 +14,25 @@ from ..analysis.results import Run
 from ..analysis.selection import needle_lengths
 from ..analysis.stats import Interval
 from ..analysis.trainings import Study, rate
-from .drawing import Drawings, length_axis, mark_training_length, median_tokens, style
+from .charts import Axis, Chart, Charts, Heat, Panel, Series, lengths_axis, median_tokens, palette, per_cent, tokens
 
-MAPPED = ("niah_single_1", "niah_single_2")  # tasks whose accuracy is shown by where the needle lies
+MAPPED = ("niah_single_1", "niah_single_2", "pairs")  # tasks whose accuracy is shown by where the needle lies
 DEPTHS = 10  # bins of the needle's depth
 FEWEST = 5  # prompts per training in a bin that is shown
 
 
-def all_figures(runs: list[Run]) -> Drawings:
+def all_figures(runs: list[Run]) -> Charts:
     """Every figure that there are results for."""
-    drawings: Drawings = {}
-    for task in NEEDLES:
-        if needle_lengths(runs, task):
-            title = f"{TITLES[task]}: every training, and means of arms with 95 % intervals over trainings"
-            drawings[f"trainings_{task}"] = (title, partial(by_length, runs, task))
+    charts: Charts = {f"trainings_{task}": by_length(runs, task) for task in NEEDLES if needle_lengths(runs, task)}
     if any(Study(runs).groups("L50").values()):
-        drawings["trainings_half"] = ("The length at which accuracy crosses one half", lambda: half_lengths(runs))
+        charts["trainings_half"] = half_lengths(runs)
     mapped = [task for task in MAPPED if _has_depths(runs, task)]
-    for task in mapped:
-        title = f"{TITLES[task]} accuracy by depth of the needle and length, over all trainings of an arm"
-        drawings[f"depth_{task}"] = (title, partial(depth_map, runs, task))
+    charts |= {f"depth_{task}": depth_map(runs, task) for task in mapped}
     if mapped:
-        title = "Accuracy by distance of the needle from the end of the prompt"
-        drawings["distance"] = (title, lambda: distance(runs, mapped))
+        charts["distance"] = distance(runs, mapped)
     if any(last_strengths(run) for run in runs):
-        drawings["strength_by_head"] = ("λ of every head at the end of training", lambda: strength_by_head(runs))
-    return drawings
+        charts["strength_by_head"] = strength_by_head(runs)
+    return charts
 
 
 def _interval(groups: dict[str, list[float]], arm: str) -> Interval | None:
@@ -53,11 +40,10 @@ def _interval(groups: dict[str, list[float]], arm: str) -> Interval | None:
     return contrast(groups, {arm: 1.0}).interval() if pooled(groups)[1] else None
 
 
-def by_length(runs: list[Run], task: str) -> Figure:
+def by_length(runs: list[Run], task: str) -> Chart:
     """Accuracy on a needle task by length: thin lines for trainings, thick ones for means of arms."""
-    study, lengths = Study(runs), needle_lengths(runs, task)
-    figure, panel = plt.subplots(figsize=(7.5, 4.4))
-    names = [f"{task}-{n}" for n in lengths]
+    study = Study(runs)
+    names = [f"{task}-{n}" for n in needle_lengths(runs, task)]
     groups = {
         name: {
             arm: [x for run in some if name in run.results and (x := rate([run.results[name]])) is not None]
@@ -66,53 +52,86 @@ def by_length(runs: list[Run], task: str) -> Figure:
         for name in names
     }
     medians = {name: next(median_tokens(run.results[name]) for run in runs if name in run.results) for name in names}
+    series = []
     for i, (arm, some) in enumerate(study.arms.items()):
-        colour = style(runs, arm)["color"]
+        colour = palette(runs, arm)
         for run in some:
-            own = [name for name in names if name in run.results]
-            shares = [rate([run.results[name]]) for name in own]
-            panel.plot([medians[n] for n in own], shares, color=colour, linewidth=0.6, alpha=0.35)
+            own = {n: y for n in names if n in run.results and (y := rate([run.results[n]])) is not None}
+            title = f"{name_of(arm)}, seed {run.seed}"
+            places = [float(medians[n]) for n in own]
+            series.append(
+                Series(
+                    name=title, colour=colour, x=places, y=list(own.values()), faint=True, marked=False, listed=False
+                )
+            )
         whole = [name for name in names if groups[name][arm]]
-        places = [medians[name] * 2 ** (0.04 * (i - (len(study.arms) - 1) / 2)) for name in whole]
         means = [float(np.mean(groups[name][arm])) for name in whole]
         ends = [_interval(groups[name], arm) or Interval(m, m) for name, m in zip(whole, means, strict=True)]
-        bars = [[m - max(0.0, e.low) for m, e in zip(means, ends, strict=True)]]
-        bars += [[min(100.0, e.high) - m for m, e in zip(means, ends, strict=True)]]
-        label = f"{name_of(arm)} ({len(some)})"
-        panel.errorbar(
-            places, means, yerr=np.maximum(bars, 0), label=label, capsize=3, markersize=5, **style(runs, arm)
+        series.append(
+            Series(
+                name=f"{name_of(arm)} ({len(some)})",
+                colour=colour,
+                x=[medians[name] * 2 ** (0.04 * (i - (len(study.arms) - 1) / 2)) for name in whole],
+                y=means,
+                low=[min(m, max(0.0, e.low)) for m, e in zip(means, ends, strict=True)],
+                high=[max(m, min(100.0, e.high)) for m, e in zip(means, ends, strict=True)],
+            )
         )
-    mark_training_length(panel, runs[0].train_length, 2)
-    octaves = [math.log2(tokens) for tokens in medians.values()]
-    length_axis(panel, [2**i for i in range(math.floor(min(octaves)), math.ceil(max(octaves)) + 1)])
-    panel.set_ylim(-2, 104)
-    panel.set_xlabel("prompt (tokens, median)")
-    panel.set_ylabel(f"{TITLES[task]}, per cent right")
-    panel.legend(fontsize=8, title="arm (trainings)", title_fontsize=8)
-    figure.tight_layout()
-    return figure
+    octaves = [math.log2(x) for x in medians.values()]
+    panel = Panel(
+        x=lengths_axis(
+            "prompt (tokens, median)", [2**i for i in range(math.floor(min(octaves)), math.ceil(max(octaves)) + 1)]
+        ),
+        y=Axis(label=f"{TITLES[task]}, per cent right", ends=(-2, 104), shown=per_cent),
+        series=series,
+        lines={runs[0].train_length: "training length"},
+    )
+    title = f"{TITLES[task]}: every training, and means of arms with 95 % intervals over trainings"
+    caption = "Thin lines are trainings. Thick lines are means of arms, with intervals that cover other trainings."
+    return Chart(title=title, caption=caption, panels=[panel], width=7.5, height=4.4, key="arm (trainings)")
 
 
-def half_lengths(runs: list[Run]) -> Figure:
+def half_lengths(runs: list[Run]) -> Chart:
     """The length at which accuracy crosses one half: a dot per training, and means of arms."""
     study = Study(runs)
     groups = {arm: values for arm, values in study.groups("L50").items() if values}
-    figure, panel = plt.subplots(figsize=(1.6 + 1.2 * len(groups), 4))
+    series = []
     for i, (arm, values) in enumerate(groups.items()):
-        spread = np.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else [0.0]
-        colour = style(runs, arm)["color"]
-        panel.scatter([i + x for x in spread], values, s=18, alpha=0.6, color=colour, linewidths=0)
-        interval, mean = _interval(groups, arm), float(np.mean(values))
-        bars = None if interval is None else [[mean - interval.low], [interval.high - mean]]
-        panel.errorbar([i + 0.3], [mean], yerr=bars, capsize=4, **style(runs, arm))
-    every = list(chain(*groups.values()))
+        spread = np.linspace(-0.18, 0.18, len(values)).tolist() if len(values) > 1 else [0.0]
+        interval, mean, colour = _interval(groups, arm), float(np.mean(values)), palette(runs, arm)
+        dots, ends = [i + x for x in spread], interval or Interval(mean, mean)
+        series += [
+            Series(name="a training", colour=colour, x=dots, y=values, line=False, faint=True, listed=False),
+            Series(
+                name=f"mean of {len(values)}",
+                colour=colour,
+                x=[i + 0.3],
+                y=[mean],
+                low=[ends.low],
+                high=[ends.high],
+                line=False,
+                listed=False,
+            ),
+        ]
+    every, names = list(chain(*groups.values())), [name_of(arm) for arm in groups]
     ticks = range(math.floor(min(every)), math.ceil(max(every)) + 1)
-    panel.set_yticks(list(ticks), [length_title(2**i) for i in ticks])
-    panel.set_xticks(range(len(groups)), [name_of(arm) for arm in groups], fontsize=8)
-    panel.set_ylabel(f"tokens at which {TITLES[study.main]} crosses one half")
-    panel.grid(axis="y", linewidth=0.4, alpha=0.5)
-    figure.tight_layout()
-    return figure
+    panel = Panel(
+        x=Axis(
+            label="",
+            ticks={float(i): name for i, name in enumerate(names)},
+            ends=(-0.5, len(names) - 0.5),
+            shown=lambda x: names[round(x)],
+        ),
+        y=Axis(
+            label=f"tokens at which {TITLES[study.main]} crosses one half",
+            ticks={float(i): length_title(2**i) for i in ticks},
+            shown=lambda octave: tokens(2**octave),
+        ),
+        series=series,
+    )
+    title = "The length at which accuracy crosses one half"
+    caption = "Pale dots are trainings, and the dots with intervals are means of arms. Higher is better."
+    return Chart(title=title, caption=caption, panels=[panel], width=1.6 + 1.2 * len(groups), height=4)
 
 
 def _has_depths(runs: list[Run], task: str) -> bool:
@@ -126,69 +145,97 @@ def _rows_with_depth(some: list[Run], name: str) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row.get("depth"), int | float)]
 
 
-def depth_map(runs: list[Run], task: str) -> Figure:
+def depth_map(runs: list[Run], task: str) -> Chart:
     """Accuracy as a colour, by length and depth of the needle, one panel per arm."""
-    arms, lengths = Study(runs).arms, needle_lengths(runs, task)
-    figure, axes = plt.subplots(
-        1, len(arms), figsize=(1.4 + 2.6 * len(arms), 3.6), sharey=True, squeeze=False, layout="constrained"
-    )
-    edges = np.linspace(0, 100, DEPTHS + 1)
-    for panel, (arm, some) in zip(axes[0], arms.items(), strict=True):
-        shares = np.full((DEPTHS, len(lengths)), np.nan)
+    lengths, panels = needle_lengths(runs, task), []
+    bins = [f"{100 * i // DEPTHS}–{100 * (i + 1) // DEPTHS}" for i in range(DEPTHS)]
+    for arm, some in Study(runs).arms.items():
+        values: list[list[float | None]] = [[None] * len(lengths) for _ in bins]
+        said = [["no prompt has its needle here"] * len(lengths) for _ in bins]
         for i, n in enumerate(lengths):
             rows = _rows_with_depth(some, f"{task}-{n}")
             places = np.minimum((np.array([row["depth"] for row in rows]) / 100 * DEPTHS).astype(int), DEPTHS - 1)
             asked = np.bincount(places, minlength=DEPTHS)
             right = np.bincount(places, weights=[row["correct"] for row in rows], minlength=DEPTHS)
-            shares[asked > 0, i] = 100 * right[asked > 0] / asked[asked > 0]
-        image = panel.pcolormesh(np.arange(len(lengths) + 1), edges, shares, cmap="viridis", vmin=0, vmax=100)
-        panel.set_xticks(np.arange(len(lengths)) + 0.5, [length_title(n) for n in lengths], fontsize=7)
-        panel.set_title(f"{name_of(arm)} ({len(some)})", fontsize=9)
-        panel.set_xlabel("nominal length", fontsize=8)
-    axes[0][0].set_ylabel("depth of the needle, per cent")
-    axes[0][0].invert_yaxis()
-    figure.colorbar(image, ax=axes[0].tolist(), label=f"{TITLES[task]}, per cent right", shrink=0.9)
-    return figure
+            for j in np.flatnonzero(asked):
+                values[j][i] = 100 * right[j] / asked[j]
+                where = f"{name_of(arm)}, {length_title(n)}, depth {bins[j]} %"
+                said[j][i] = f"{where}: {right[j]:.0f} of {asked[j]} right"
+        panels.append(
+            Heat(
+                title=f"{name_of(arm)} ({len(some)})",
+                columns=[length_title(n) for n in lengths],
+                rows=bins,
+                values=values,
+                said=said,
+                column_label="nominal length",
+                row_label="depth of the needle, per cent",
+                value_label=f"{TITLES[task]}, per cent right",
+                most=100,
+            )
+        )
+    title = f"{TITLES[task]} accuracy by depth of the needle and length, over all trainings of an arm"
+    caption = (
+        "Per cent right. At a depth of 0 % the needle is at the beginning of the prompt, and at 100 % at its end. "
+    )
+    caption += "The number of trainings is in brackets."
+    return Chart(title=title, caption=caption, panels=list(panels), width=2.9, height=3.6, in_a_row=len(panels))
 
 
 def _distance(row: dict[str, Any]) -> float:
     """Tokens from the needle to the end of the prompt; older results have only its depth."""
-    tokens = row.get("distance")
-    return float(tokens if isinstance(tokens, int | float) else row["tokens"] * (1 - row["depth"] / 100))
+    count = row.get("distance")
+    return float(count if isinstance(count, int | float) else row["tokens"] * (1 - row["depth"] / 100))
 
 
-def distance(runs: list[Run], tasks: list[str]) -> Figure:
+def distance(runs: list[Run], tasks: list[str]) -> Chart:
     """Accuracy by distance of the needle, with a line for every length.
 
     Where the lines lie on each other, only the text after the needle counts.
     """
-    arms = Study(runs).arms
-    size = (1.6 + 2.6 * len(arms), 0.6 + 2.5 * len(tasks))
-    figure, axes = plt.subplots(
-        len(tasks), len(arms), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
-    )
+    arms, panels = Study(runs).arms, []
     lengths = sorted({n for task in tasks for n in needle_lengths(runs, task)})
-    shades = plt.get_cmap("viridis")(np.linspace(0.05, 0.9, len(lengths)))
-    for line, task in zip(axes, tasks, strict=True):
-        for panel, (arm, some) in zip(line, arms.items(), strict=True):
-            for n, shade in zip(lengths, shades, strict=True):
+    for task in tasks:
+        for arm, some in arms.items():
+            series = []
+            for place, n in enumerate(lengths):
                 bins: dict[int, list[int]] = {}
                 for row in _rows_with_depth(some, f"{task}-{n}"):
                     bins.setdefault(int(math.log2(max(1.0, _distance(row)))), []).append(row["correct"])
                 shown = {i: x for i, x in sorted(bins.items()) if len(x) >= FEWEST * len(some)}
-                shares = [100 * float(np.mean(x)) for x in shown.values()]
-                label = length_title(n)
-                panel.plot([2 ** (i + 0.5) for i in shown], shares, color=shade, marker=".", linewidth=1.1, label=label)
-            length_axis(panel, [2**i for i in range(4, 17, 3)])
-            panel.tick_params(axis="x", labelsize=8)
-            panel.set_ylim(-2, 104)
-            if task == tasks[0]:
-                panel.set_title(f"{name_of(arm)} ({len(some)})", fontsize=9)
-            if task == tasks[-1]:
-                panel.set_xlabel("tokens from needle to end", fontsize=8)
-        line[0].set_ylabel(f"{TITLES[task]}, per cent", fontsize=8)
-    axes[0][-1].legend(fontsize=6, title="nominal length", title_fontsize=6)
-    return figure
+                series.append(
+                    Series(
+                        name=length_title(n),
+                        colour=place / max(1, len(lengths) - 1),
+                        x=[2 ** (i + 0.5) for i in shown],
+                        y=[100 * float(np.mean(x)) for x in shown.values()],
+                    )
+                )
+            panels.append(
+                Panel(
+                    title=f"{TITLES[task]}: {name_of(arm)} ({len(some)})",
+                    x=Axis(
+                        label="tokens from needle to end",
+                        scale="log2",
+                        ticks={2**i: length_title(2**i) for i in range(4, 17, 3)},
+                        shown=lambda x: f"around {x:,.0f} tokens from the end",
+                    ),
+                    y=Axis(label="per cent right", ends=(-2, 104), shown=per_cent),
+                    series=series,
+                )
+            )
+    caption = (
+        "A line for every nominal length. Where the lines lie on each other, only the text after the needle counts."
+    )
+    return Chart(
+        title="Accuracy by distance of the needle from the end of the prompt",
+        caption=caption,
+        panels=list(panels),
+        width=2.8,
+        height=2.6,
+        in_a_row=len(arms),
+        key="nominal length",
+    )
 
 
 def last_strengths(run: Run) -> dict[str, list[float]]:
@@ -201,21 +248,75 @@ def _numbers(heads: Any) -> bool:
     return isinstance(heads, list) and bool(heads) and all(isinstance(x, int | float) for x in heads)
 
 
-def strength_by_head(runs: list[Run]) -> Figure:
+def strength_by_head(runs: list[Run]) -> Chart:
     """λ by layer at the end of training, one panel per arm: a dot per head and training, and their mean."""
-    by_arm = {arm: [x for run in some if (x := last_strengths(run))] for arm, some in Study(runs).arms.items()}
-    arms = {arm: some for arm, some in by_arm.items() if some}
-    figure, axes = plt.subplots(
-        1, len(arms), figsize=(1.2 + 3.6 * len(arms), 3.4), sharey=True, squeeze=False, layout="constrained"
-    )
-    for panel, (arm, some) in zip(axes[0], arms.items(), strict=True):
-        layers = sorted({int(layer) for x in some for layer in x})
-        points = [(layer, value) for x in some for layer in layers for value in x.get(str(layer), [])]
-        colour = style(runs, arm)["color"]
-        panel.scatter(*zip(*points, strict=True), s=9, alpha=0.4, color=colour, linewidths=0)
-        means = [float(np.mean([value for at, value in points if at == layer])) for layer in layers]
-        panel.plot(layers, means, color=colour, linewidth=1.5)
-        panel.set_title(f"{name_of(arm)} ({len(some)})", fontsize=9)
-        panel.set_xlabel("layer")
-    axes[0][0].set_ylabel("λ: a dot per head and training, and means")
-    return figure
+    panels = []
+    for arm, some in Study(runs).arms.items():
+        logged = [(run, x) for run in some if (x := last_strengths(run))]
+        if not logged:
+            continue
+        layers, colour = sorted({int(layer) for _, x in logged for layer in x}), palette(runs, arm)
+        series = [
+            Series(
+                name=f"seed {run.seed}, head {head}",
+                colour=colour,
+                x=[float(layer) for layer in layers if head < len(x.get(str(layer), []))],
+                y=[x[str(layer)][head] for layer in layers if head < len(x.get(str(layer), []))],
+                line=False,
+                faint=True,
+                listed=False,
+            )
+            for run, x in logged
+            for head in range(max(map(len, x.values())))
+        ]
+        means = [float(np.mean([v for _, x in logged for v in x.get(str(layer), [])])) for layer in layers]
+        places = [float(layer) for layer in layers]
+        series.append(Series(name="mean", colour=colour, x=places, y=means, marked=False, listed=False))
+        panels.append(
+            Panel(
+                title=f"{name_of(arm)} ({len(logged)})",
+                x=Axis(
+                    label="layer",
+                    ticks={float(layer): str(layer) for layer in layers[:: -(-len(layers) // 8)]},
+                    shown=lambda layer: f"layer {layer:.0f}",
+                ),
+                y=Axis(label="λ: a dot per head and training, and means", shown=lambda y: f"λ = {y:.4f}"),
+                series=series,
+            )
+        )
+    caption = "A head with λ = 0 erases along its key alone, as GDN-2 does."
+    title = "λ of every head at the end of training"
+    return Chart(title=title, caption=caption, panels=list(panels), width=3.9, height=3.4)
+
+
+def strength_maps(runs: list[Run]) -> Chart | None:
+    """λ as a colour, by layer and head, one panel per training; None where no training logged it."""
+    logged = [(run, heads) for run in runs if (heads := last_strengths(run))]
+    most = max((x for _, layers in logged for heads in layers.values() for x in heads), default=0.0)
+    panels: list[Panel | Heat] = []
+    for run, by_layer in logged:
+        layers = sorted(by_layer, key=int)
+        count = max(map(len, by_layer.values()))
+        cells = [[*by_layer[layer], *[None] * (count - len(by_layer[layer]))] for layer in layers]
+        panels.append(
+            Heat(
+                title=f"{name_of(run.arm)}, seed {run.seed}",
+                columns=[str(i) for i in range(count)],
+                rows=layers,
+                values=[list(row) for row in cells],
+                said=[
+                    [
+                        f"layer {layer}, head {i}: " + ("no such head" if x is None else f"λ = {x:.5f}")
+                        for i, x in enumerate(row)
+                    ]
+                    for layer, row in zip(layers, cells, strict=True)
+                ],
+                column_label="head",
+                row_label="layer",
+                value_label="λ",
+                most=most or 1.0,
+                digits=3,
+            )
+        )
+    caption = "Heads have no order that two trainings would share, so that each training has a map of its own."
+    return Chart(title="λ by layer and head at the end of training", caption=caption, panels=panels) if panels else None

@@ -77,6 +77,7 @@ def claims_table(outcome: Outcome) -> Table:
         for claim in claims(outcome)
     ]
     look = f", {outcome.looks[-1][0].name}" if outcome.looks else ""
+    why = {(i, j): str(row[2]) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell is None}
     return Table(
         name=f"trainings_claims{outcome.suffix}",
         title=f"{heading(outcome)}the paper's claims over trainings{look}",
@@ -86,6 +87,9 @@ def claims_table(outcome: Outcome) -> Table:
         ],
         rows=rows,
         theirs={6, 7, 8},
+        prose={1, 3, 6},
+        answers=2,
+        why=why,
         note="Answers to tests of the plan are corrected for the number of tests in their family and are given at the "
         "look's level. Other answers are those of single tests at .05. The paper's columns are computed from its "
         "tables with the same pooled variance, over five arms of two trainings.",
@@ -113,6 +117,7 @@ def tests(outcome: Outcome) -> Table:
             *("df", "level", "p", "p, Holm"),
         ],
         rows=rows,
+        answers=4,
         note="Estimates are in points of accuracy, for L50 in octaves. The unit is a training. Student's t is used "
         "with the variances within arms pooled over all arms. The difference between s = 1 and s = 0 is taken within "
         "trainings. Holm's correction is made within a family. The answer is yes if Holm's p is below the level and "
@@ -206,6 +211,7 @@ def sensitivity(outcome: Outcome) -> Table:
         title=f"{heading(outcome)}the primary tests in other ways",
         columns=["test", "way", "estimate [95 %]", "p", "p, Holm", "answer"],
         rows=rows,
+        answers=5,
         note=f"{AS_REGISTERED.capitalize()}: the variance is pooled and the scoring is RULER's. "
         f"{ONLY_LEARNED.capitalize()}: those under {LEARNED:g} % at the training length are left out. {gone} Welch's "
         "test takes each arm's own variance; a difference within trainings has Student's test either way. "

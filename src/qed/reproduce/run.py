@@ -38,6 +38,7 @@ from ..report.page import write
 from ..train.loop import STOPPED
 from ..train.step import tokens_per_second
 from .corpus import make_data
+from .looking import look_inside_one
 from .plan import Plan, Unit
 from .progress import accuracies, progress, show_state, write_state
 from .unit import ELSEWHERE, finished, options
@@ -271,8 +272,10 @@ def reproduce(
         return STOPPED
     if not any((out / "runs").glob("*/config.json")):
         return FAILED
-    with _turn(out, "report", console), console.status("writing the report"):
-        path = write(out / "runs", out / "report")
+    with _turn(out, "report", console):
+        look_inside_one(plan, out, device, console)
+        with console.status("writing the report"):
+            path = write(out / "runs", out / "report")
     write_state(plan, out)
     reported = runs(out / "runs")
     console.print(accuracies(reported))

@@ -31,7 +31,7 @@ from .. import files, locks
 from ..data import Loader, ReadAhead
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..ops import value_checks
-from ..provenance import provenance
+from ..provenance import occasion, provenance
 from . import checkpoints, optimizers
 from .captured import Captured
 from .config import CHANGEABLE_ON_RESUME, TrainConfig
@@ -118,7 +118,7 @@ class Trainer:
         if before is not None:
             self._check_same(file, before, now)
         elif self.parallel.first:
-            about = provenance(self.device) | {"platform": platform.platform()}
+            about = provenance(self.device) | {"platform": platform.platform()} | occasion()
             files.write_json(file, {"config": now, "identities": self.inputs.identities} | about)
 
     def _check_same(self, file: Path, before: Any, now: dict[str, Any]) -> None:
