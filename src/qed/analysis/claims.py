@@ -88,6 +88,11 @@ def claims(outcome: Outcome) -> list[Claim]:
     return judged if outcome.experiment.registered else [x._replace(registered=False) for x in judged]
 
 
+def _lacking(study: Study, *arms: str) -> str:
+    """Why there is no answer: an arm was not trained, or the trainings were not evaluated where it is asked for."""
+    return NOT_ASKED if all(study.arms.get(arm) for arm in arms) else NOT_HERE
+
+
 def _counts(groups: dict[str, list[float]], arms: Sequence[str]) -> str:
     return ", ".join(f"{len(groups[arm])} {name_of(arm)}" for arm in arms)
 
@@ -103,7 +108,7 @@ def _contrast(
     answer, estimate = answers.get((endpoint, test.name)), estimated(study, test)
     paper_said = (says, ENDPOINTS[endpoint].shown_estimate(theirs), f"{theirs.p:.2g}")
     if estimate is None:
-        return Claim(contrast_name, about, NOT_HERE, None, "", False, *paper_said)
+        return Claim(contrast_name, about, _lacking(study, first, second), None, "", False, *paper_said)
     said = verdict(estimate, estimate.p, LEVEL, endpoint) if answer is None else answer.verdict
     ours = ENDPOINTS[endpoint].shown_estimate(estimate)
     return Claim(contrast_name, about, said, ours, _counts(groups, (first, second)), answer is not None, *paper_said)
@@ -135,7 +140,7 @@ def _every_length(study: Study) -> Claim:
     intervals = {n: x.interval() for n, x in estimates.items()}
     ahead = [n for n, x in estimates.items() if x.value > 0]
     if not estimates:
-        said = NOT_HERE
+        said = _lacking(study, *MECHANISM[1])
     elif any(x.high < 0 for x in intervals.values()):
         said = "contrary"
     else:
@@ -168,7 +173,7 @@ def _correction(study: Study, answers: dict[tuple[str, str], Answer]) -> Claim:
     paper_said = (says, POINTS.shown_estimate(theirs), f"{theirs.p:.2g}")
     estimate, answer = estimated(study, test), answers.get((test.endpoint, test.name))
     if estimate is None:
-        return Claim("strength", f"R1: {test.name}", NOT_HERE, None, "", False, *paper_said)
+        return Claim("strength", f"R1: {test.name}", _lacking(study, "qed"), None, "", False, *paper_said)
     said = verdict(estimate, estimate.p, LEVEL, "R1") if answer is None else answer.verdict
     ours, n = POINTS.shown_estimate(estimate), f"{len(study.switched('R1'))} QED"
     return Claim("strength", f"R1: {test.name}", said, ours, n, answer is not None, *paper_said)
@@ -191,7 +196,7 @@ def _loss(study: Study, outcome: Outcome) -> Claim:
     about = f"validation loss: {MECHANISM[0]}, equivalent within ±{endpoint.margin:g} nats"
     paper_said = (says, endpoint.shown_estimate(theirs), f"{theirs.p:.2g}")
     if not all(groups.get(arm) for arm in MECHANISM[1]):
-        return Claim("validation loss", about, NOT_HERE, None, "", False, *paper_said)
+        return Claim("validation loss", about, _lacking(study, *MECHANISM[1]), None, "", False, *paper_said)
     ours = contrast(groups, MECHANISM[1])
     registered = outcome.experiment.registered and set(MECHANISM[1]) <= set(outcome.experiment.arms)
     n = _counts(groups, tuple(MECHANISM[1]))
@@ -229,7 +234,7 @@ def _eigenvalues(study: Study) -> list[Claim]:
     n = f"{len(measured)} {name_of(str(rule))}"
     if not ends or not changes:
         where = f"eigenvalues of {name_of(str(rule))}"
-        return [Claim("eigenvalues", where, NOT_HERE, None, "", False, *x) for x in (says, also)]
+        return [Claim("eigenvalues", where, _lacking(study, str(rule)), None, "", False, *x) for x in (says, also)]
     low, high, largest = min(x["0.0"] for x in ends), max(x["1.0"] for x in ends), max(changes)
     return [
         Claim(

@@ -56,7 +56,11 @@ def _figure(chart: Chart) -> Figure:
         assert isinstance(panel, Heat)
         figure.colorbar(image, ax=axes.ravel().tolist(), label=panel.value_label, shrink=0.9)
     fullest = max(axes.flat, key=lambda axis: len(axis.get_legend_handles_labels()[0]))  # a seed may lack arms
-    if fullest.get_legend_handles_labels()[0]:
+    handles, names = fullest.get_legend_handles_labels()
+    across = any(isinstance(x, Panel) and any(series.across for series in x.series) for x in chart.panels)
+    if handles and across:  # such intervals may be anywhere in the panel
+        figure.legend(handles, names, fontsize=8, loc="outside right upper")
+    elif handles:
         fullest.legend(fontsize=8 if count == 1 else 7, title=chart.key or None, title_fontsize=8)
     return figure
 

@@ -23,6 +23,7 @@ class Table:
     note: str = ""
     theirs: set[int] = field(default_factory=set)  # columns that are the paper's
     prose: set[int] = field(default_factory=set)  # columns of sentences, whose lines are broken on the page
+    verbatim: set[int] = field(default_factory=set)  # columns of commands, which stay as they are
     answers: int | None = None  # the column of verdicts, which have colours on the page
     sources: dict[Place, Result] = field(default_factory=dict)  # results that cells were counted from
     why: dict[Place, str] = field(default_factory=dict)  # why cells are missing, where more is known than that

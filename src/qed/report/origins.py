@@ -76,6 +76,7 @@ def origins_table(runs: list[Run]) -> Table:
         rows=rows,
         absent=NOT_RECORDED,
         prose={8},
+        verbatim={8},
         unlike={(i, 0): unlike[run.path] for i, run in enumerate(runs) if run.path in unlike},
         note='"changed" after a commit means that files differed from it. The sha256 tells which code it was.',
     )

@@ -28,8 +28,9 @@ def all_figures(runs: list[Run]) -> Charts:
         charts["trainings_half"] = half_lengths(runs)
     mapped = [task for task in MAPPED if _has_depths(runs, task)]
     charts |= {f"depth_{task}": depth_map(runs, task) for task in mapped}
-    if mapped:
-        charts["distance"] = distance(runs, mapped)
+    by_distance = distance(runs, mapped)
+    if any(isinstance(panel, Panel) and panel.series for panel in by_distance.panels):
+        charts["distance"] = by_distance
     if any(last_strengths(run) for run in runs):
         charts["strength_by_head"] = strength_by_head(runs)
     return charts
@@ -203,6 +204,8 @@ def distance(runs: list[Run], tasks: list[str]) -> Chart:
                 for row in _rows_with_depth(some, f"{task}-{n}"):
                     bins.setdefault(int(math.log2(max(1.0, _distance(row)))), []).append(row["correct"])
                 shown = {i: x for i, x in sorted(bins.items()) if len(x) >= FEWEST * len(some)}
+                if not shown:
+                    continue
                 series.append(
                     Series(
                         name=length_title(n),
@@ -242,6 +245,12 @@ def last_strengths(run: Run) -> dict[str, list[float]]:
     """λ of the heads of each layer when the run was last validated; empty where it was not logged."""
     rows = [row["strength_by_head"] for row in run.metrics if row.get("strength_by_head")]
     return {layer: heads for layer, heads in rows[-1].items() if layer.isdigit() and _numbers(heads)} if rows else {}
+
+
+def layer_means(run: Run) -> dict[str, list[float]]:
+    """The mean λ of each layer at the last step that logged it, each as a list of one; empty where none did."""
+    rows = [row["strength"] for row in run.metrics if row.get("strength")]
+    return {layer: [mean] for layer, mean in rows[-1].items() if layer.isdigit() and _numbers([mean])} if rows else {}
 
 
 def _numbers(heads: Any) -> bool:
@@ -290,24 +299,28 @@ def strength_by_head(runs: list[Run]) -> Chart:
 
 
 def strength_maps(runs: list[Run]) -> Chart | None:
-    """λ as a colour, by layer and head, one panel per training; None where no training logged it."""
-    logged = [(run, heads) for run in runs if (heads := last_strengths(run))]
-    most = max((x for _, layers in logged for heads in layers.values() for x in heads), default=0.0)
+    """λ as a colour, by layer and head, one panel per training; None where no training logged it.
+
+    Where only the means of layers were logged, these are shown.
+    """
+    logged = [(run, x) for run in runs if (x := last_strengths(run) or layer_means(run))]
+    most = max((x for _, layers in logged for some in layers.values() for x in some), default=0.0)
     panels: list[Panel | Heat] = []
     for run, by_layer in logged:
         layers = sorted(by_layer, key=int)
         count = max(map(len, by_layer.values()))
         cells = [[*by_layer[layer], *[None] * (count - len(by_layer[layer]))] for layer in layers]
+        heads = [f"head {i}" for i in range(count)] if last_strengths(run) else ["mean of its heads"]
         panels.append(
             Heat(
                 title=f"{name_of(run.arm)}, seed {run.seed}",
-                columns=[str(i) for i in range(count)],
+                columns=[name.removeprefix("head ") for name in heads],
                 rows=layers,
                 values=[list(row) for row in cells],
                 said=[
                     [
-                        f"layer {layer}, head {i}: " + ("no such head" if x is None else f"λ = {x:.5f}")
-                        for i, x in enumerate(row)
+                        f"layer {layer}, {name}: " + ("no such head" if x is None else f"λ = {x:.5f}")
+                        for name, x in zip(heads, row, strict=True)
                     ]
                     for layer, row in zip(layers, cells, strict=True)
                 ],

@@ -63,14 +63,19 @@ def _kinds(shown: Table, column: int) -> list[str]:
     """The classes of a column: the paper's, sentences whose lines are broken, or words, which are aligned left."""
     texts = [row[column] for row in shown.rows if row[column]]
     words = sum(NUMBER.match(text) is None for text in texts if text) > len(texts) / 2
-    kinds = {"theirs": column in shown.theirs, "prose": column in shown.prose, "words": words}
+    kinds = {
+        "theirs": column in shown.theirs,
+        "prose": column in shown.prose,
+        "mono": column in shown.verbatim,
+        "words": words,
+    }
     return [kind for kind, is_so in kinds.items() if is_so]
 
 
 def _cell(shown: Table, row: int, column: int, examples: Examples) -> dict[str, Any]:
     text, source = shown.rows[row][column], shown.sources.get((row, column))
     kinds = _kinds(shown, column) + ([] if text else ["absent"])
-    if column not in shown.prose:
+    if column not in shown.verbatim:
         text = text and typeset(text)
     return {
         "text": shown.reason(row, column) if text is None else text or "does not apply",

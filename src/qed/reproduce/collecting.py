@@ -85,4 +85,4 @@ def _without_folders(path: Path, out: Path) -> str:
     text = (lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()).decode()
     for folder in (out, out.resolve()):
         text = text.replace(f'"{folder}/', '"')
-    return text
+    return text.replace(str(out.resolve()), "OUT")  # in the command
