@@ -10,6 +10,7 @@ import qed
 
 ROOT = Path(qed.__file__).parent
 ORDER = [
+    "choices",
     "files",
     "locks",
     "provenance",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qed import RULES
+from qed import RULES, QEDConfig, QEDForCausalLM
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -18,7 +18,7 @@ def test_the_code_runs() -> None:
     try:
         for block in blocks:
             exec(block, scope)
-        arm, ids = scope["arm"], scope["ids"]
+        arm, ids = QEDForCausalLM(QEDConfig.tiny(rule="query-only")), scope["ids"]
         assert torch.isfinite(arm(ids, labels=ids).loss)
     finally:
         RULES.pop("query-only", None)

@@ -1,7 +1,8 @@
 """Where a result came from: machine and versions, git's commit, the code itself, and the plan it was registered under.
 
 git says nothing about an installed package, and "changed" says too little about an edited one. The sha256 of all files
-of the package tells which code made a result, wherever it ran.
+of the package tells which code made a result, wherever it ran. Files that a user imported (`--import my_arms.py`) are
+part of the code, and are named too.
 
 A plan is registered by committing its text before anything it describes is run. What is added to it later comes after a
 line `## Additions`. The plan's sha256, which every result of `qed reproduce --plan` carries, covers the text before
@@ -25,6 +26,7 @@ import torch
 
 ADDITIONS = "## Additions"
 _registered = ""
+_imported: dict[str, str] = {}
 
 
 def environment(device: str) -> dict[str, str]:
@@ -98,7 +100,36 @@ def register(plan: str) -> None:
     _registered = plan
 
 
+def record_import(name: str, sha256: str) -> None:
+    """Make all later results of this process say that a user's file of this name and sha256 is part of the code."""
+    _imported[name] = sha256
+
+
+def imported() -> dict[str, str]:
+    """Return the sha256 of the files that were imported, by their names."""
+    return dict(_imported)
+
+
+def check_imported(recorded: Any, where: Path) -> None:
+    """Raise ValueError unless all files with which something was made are imported now, as they were then.
+
+    Args:
+        recorded: the sha256 of files by their names, as something made earlier has it; None if it has none.
+        where: what was made, for the message.
+    """
+    for name, sha256 in recorded.items() if isinstance(recorded, dict) else ():
+        if _imported.get(name) != sha256:
+            got = f"one of sha256 {_imported[name][:12]}" if name in _imported else "none"
+            raise ValueError(
+                f"--import: expected {name} of sha256 {str(sha256)[:12]}, with which {where} was made, got {got}"
+            )
+
+
 def provenance(device: str) -> dict[str, Any]:
     """Return everything that says where a result of this process comes from, as it is kept with the result."""
-    origin: dict[str, Any] = {"environment": environment(device), "git": git_state(), "code": code_sha256()}
+    code = code_sha256()
+    if _imported:
+        code = hashlib.sha256(" ".join([code, *sorted(_imported.values())]).encode()).hexdigest()
+    origin: dict[str, Any] = {"environment": environment(device), "git": git_state(), "code": code}
+    origin |= {"imported": imported()} if _imported else {}
     return origin | ({"plan": _registered} if _registered else {})

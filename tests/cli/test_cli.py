@@ -1,6 +1,7 @@
 """The command line as a person uses it, and as one who means it no good: what is wrong is named in a line, with a
 status other than 0, before anything runs, and nothing is left behind."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -26,6 +27,9 @@ from qed.cli import app
 from qed.data import tokenization
 from qed.data.prepare import prepare
 from qed.data.synthetic import documents
+from qed.recipes import RECIPES
+from qed.train.config import TrainConfig
+from qed.train.fields import documented, parse
 
 runner = CliRunner()
 
@@ -59,6 +63,24 @@ def test_every_command_has_an_example_that_is_understood(words: tuple[str, ...])
     command.make_context("qed", example[len(words) + 1 :])
     for option in command.params:
         assert option.help, f"{option.name} is not explained"
+
+
+def test_the_help_of_train_lists_recipes_and_fields() -> None:
+    """Every field that --set takes, in the form in which it takes it, and what it means."""
+    said = runner.invoke(app, ["train", "--help"], terminal_width=120).output
+    words = said.split()
+    for name in RECIPES:
+        assert name in words
+    shown = dict(word.partition("=")[::2] for word in words if "=" in word)
+    fields = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    texts = documented(TrainConfig)
+    assert texts.keys() == fields.keys()
+    assert all(texts.values())
+    for name, default in fields.items():
+        if isinstance(default, str | int | float):
+            assert parse(shown[name]) == default
+    assert "arm=qed" in words
+    assert "model.FIELD" in words
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def test_another_plan_needs_another_folder(done: Path) -> None:
     with pytest.raises(ValueError, match="holds a reproduction with other samples; use another folder"):
         go(tiny(samples=4), done)
     assert all(Unit.parse(unit.name) == unit for unit in PLANS["small"](Files()).units)
-    with pytest.raises(ValueError, match="--only: expected some of gdn2-0, qed-0, got qed-7"):
+    with pytest.raises(ValueError, match="--only: expected one of gdn2-0, qed-0, got 'qed-7'; the nearest is qed-0"):
         go(tiny(), done, only=["qed-7"])
 
 
@@ -306,7 +306,7 @@ def test_bad_input(tmp_path: Path) -> None:
     assert said("--out", tmp_path / "file")[1].startswith("--out: expected a folder, got the file")
     assert (tmp_path / "file").read_text() == "kept"
     assert "--scale: expected" in said("--scale", "huge")[1]
-    assert "--arms: expected names of rules, or all, got 'qet'" in said("--arms", "qed,qet", "--out", tmp_path / "x")[1]
+    assert ", got 'qet'; the nearest is qed" in said("--arms", "qed,qet", "--out", tmp_path / "x")[1]
     for arm in ("gdn2@1", "qed@", "qed@x", "qed+theta", "gdn2+theta10", "qed+theta10@1"):
         assert "RULE@λ_max or RULE+thetaFACTOR" in said("--arms", arm, "--out", tmp_path / "x")[1]
     for same, arm in (("qed@0.5", "qed@0.50"), ("qed", "qed@0.25")):

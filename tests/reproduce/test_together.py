@@ -86,14 +86,14 @@ def test_trainings_save_when_nobody_watches_any_more(
         while not (tmp_path / "ready").exists():
             time.sleep(0.01)
 
-    def say(*_: Any) -> None:
+    def update(*_: Any) -> None:
         if cause == "closed":
             raise SystemExit(1)
         if not units.stopping:
             os.kill(os.getpid(), signal.SIGHUP)
 
     monkeypatch.setattr(run.Units, "start", start)
-    monkeypatch.setattr(units, "say", say)
+    monkeypatch.setattr(run.Board, "update", update)
     assert units.run(plan.units[:1], None) == []
     assert units.stopping
     assert (tmp_path / "saved").exists()

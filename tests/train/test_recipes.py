@@ -34,12 +34,15 @@ def test_the_papers_arms() -> None:
         (
             "micro",
             {},
-            "RECIPE: expected one of paper_340m, paper_short, medium, small, mini, lambda_max_sweep, got micro",
+            "RECIPE: expected one of paper_340m, .*, mini, lambda_max_sweep, got 'micro'; the nearest is mini",
         ),
         ("mini", {}, "RECIPE: mini needs --set data=…"),
-        ("mini", {"data": "x", "rate": "3"}, "--set: expected one of .*, got rate"),
+        ("mini", {"data": "x", "rate": "3"}, "--set: expected one of .*, got 'rate'"),
         ("mini", {"data": "x", "sequence": "100"}, "batch_tokens, micro_tokens: expected multiples of a row of 100"),
-        ("mini", {"data": "x", "model.rule": "qet"}, "rule: expected one of linear"),
+        ("mini", {"data": "x", "model.rule": "qet"}, "rule: expected one of linear, .* the nearest is qed"),
+        ("mini", {"data": "x", "amr": "qed"}, "got 'amr'; the nearest is arm"),
+        ("mini", {"data": "x", "totl_tokens": "9"}, "got 'totl_tokens'; the nearest is total_tokens"),
+        ("paper_340m", {"data": "x", "arm": "qed-rnd"}, "got 'qed-rnd'; the nearest is qed-rand"),
         (
             "mini",
             {"data": "x", "total_tokens": "10", "decay_start_tokens": "11"},

@@ -14,7 +14,6 @@ and a run's `problems` name it: one such file never keeps the others from being 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +27,7 @@ from ..files import read_json
 from ..recipes import usual_theta
 from ..recipes.arms import Arm
 from ..train.metrics import read_metrics
+from .strays import is_number, strays
 
 HARNESS = "lm-eval"  # what names of lm-eval's own results begin with, which no table has
 # Fields that two results must share to stand in one table.
@@ -168,10 +168,13 @@ def discordant(first: Result, second: Result) -> tuple[int, int, int]:
     return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs), len(pairs)
 
 
-def folder(path: Path, problems: list[str]) -> dict[str, Result]:
+def folder(path: Path, problems: list[str], strength: float) -> dict[str, Result]:
     """The finished results of a folder by name, such as "niah_single_1-4096".
 
-    Why others are left out is appended to `problems`.
+    Args:
+        path: the folder.
+        problems: why other results are left out is appended to it.
+        strength: the factor s on λ with which all results of the folder were made.
     """
     if path.exists() and not path.is_dir():
         problems.append(f"{path}: expected a folder of results, got a file")
@@ -191,6 +194,9 @@ def folder(path: Path, problems: list[str]) -> dict[str, Result]:
     for name, result in sorted((packed | plain).items()):
         try:
             result.check()
+            made = result.about.get("strength", strength)
+            if not is_number(made) or f"{made:g}" != f"{strength:g}":  # as names of folders have it
+                raise ValueError(f"{result.path}: expected a result with s = {strength:g}, got one with s = {made}")
         except ValueError as error:
             problems.append(str(error))
         else:
@@ -264,7 +270,7 @@ class Run:
     @cached_property
     def results(self) -> dict[str, Result]:
         """The finished results of the evaluation, by name."""
-        return folder(self.path / "eval", self._problems)
+        return folder(self.path / "eval", self._problems, 1.0)
 
     @cached_property
     def strengths(self) -> dict[float, dict[str, Result]]:
@@ -273,7 +279,11 @@ class Run:
         if base.exists() and not base.is_dir():
             self._problems.append(f"{base}: expected a folder for each scale of λ, got a file")
         scales = (
-            {float(x.name): folder(x, self._problems) for x in base.iterdir() if x.is_dir() and _number(x.name)}
+            {
+                float(x.name): folder(x, self._problems, float(x.name))
+                for x in base.iterdir()
+                if x.is_dir() and is_number(x.name)
+            }
             if base.is_dir()
             else {}
         )
@@ -292,7 +302,7 @@ class Run:
             return {}
         try:
             means = read_json(path, "a summary of `qed strength`").get("mean_strength")
-            if not isinstance(means, dict) or not all(_number(x) for pair in means.items() for x in pair):
+            if not isinstance(means, dict) or not all(is_number(x) for pair in means.items() for x in pair):
                 raise ValueError(f"{path}: expected the mean λ of every scale, got {means!r:.60}")
         except ValueError as error:
             self._problems.append(str(error))
@@ -338,15 +348,13 @@ def _check_eigenvalues(measured: dict[str, Any], path: Path) -> None:
         raise ValueError(f"{path}: expected a histogram of {samples!r} samples, got one of {counted}")
 
 
-def _number(text: Any) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except (TypeError, ValueError):
-        return False
-
-
 # A folder without a configuration was going to be a run if it has one of these.
 TRACES = ("metrics.jsonl", "stages.json", "checkpoints", "export", "eval", "strength", "eigenvalues.json")
+
+
+def _candidates(base: Path) -> list[Path]:
+    """The folders that may be runs: that of a run itself, or all in a folder of runs."""
+    return [base] if (base / "config.json").exists() else sorted(x for x in base.iterdir() if x.is_dir())
 
 
 def survey(*bases: Path) -> tuple[list[Run], list[str]]:
@@ -356,18 +364,22 @@ def survey(*bases: Path) -> tuple[list[Run], list[str]]:
             raise ValueError(f"RUNS: expected a folder of runs, got {base}")
     readable: list[Run] = []
     problems: list[str] = []
-    for path in (path for base in bases for path in sorted(x for x in base.iterdir() if x.is_dir())):
+    named: set[Path] = set()
+    for path in (path for base in bases for path in _candidates(base)):
         run = Run(path)
         if not (path / "config.json").exists():
             if not any(path.iterdir()) or any((path / name).exists() for name in TRACES):
                 problems.append(f"{path}: no config.json, so that it is not known what was trained")
+                named.add(path)
             continue
+        named.add(path)
         try:
             run.arm  # noqa: B018  # raises where the configuration is damaged
         except ValueError as error:
             problems.append(str(error))
         else:
             readable.append(run)
+    problems += [said for base in bases for said in strays(base, named)]
     if not readable:
         said = f"; {problems[0]}" if problems else ""
         where = " and ".join(map(str, bases))

@@ -94,7 +94,7 @@ def sweep(
         chosen = dataclasses.replace(options, strength=scale)
         done = evaluate(checkpoint, tasks, chosen, out=place, tokenizer=tokenizer, device=device, console=console)
     problems: list[str] = []
-    results = {scale: folder(place, problems) for scale, place in folders.items()}
+    results = {scale: folder(place, problems, scale) for scale, place in folders.items()}
     rows = compare({scale: {name: x[name] for name in done if name in x} for scale, x in results.items()})
     for problem in problems:
         console.print(f"left out: {problem}", style="yellow", soft_wrap=True, markup=False)

@@ -18,6 +18,7 @@ from .options import (
     Data,
     Device,
     Essays,
+    Import,
     Lengths,
     OptionalCheckpoint,
     Prompts,
@@ -37,6 +38,7 @@ from .options import (
     finite,
     names,
     numbers,
+    results_folder,
     writable,
 )
 
@@ -45,11 +47,23 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 
-Results = Annotated[Path, typer.Option(help="The folder for results; the same command resumes where it stopped.")]
+RESUMES = "The same command resumes where it stopped."
+EvalOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder for results; by default eval/, and strength/S/ with another --strength than 1, in the run's "
+        f"folder, where `qed report` finds them, or in that of a checkpoint without a run. {RESUMES}"
+    ),
+]
+Window = Annotated[int, typer.Option(min=64, max=LARGEST_SIZE, help="Tokens of the context window in variant B.")]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(min=64, max=LARGEST_SIZE, help="The most tokens of a prompt and its answer in variants A."),
+]
 
 
 @commands.command("explain", epilog="Example: qed explain runs/mini")
-def _explain(checkpoint: Checkpoint, device: Device = "auto") -> None:
+def _explain(checkpoint: Checkpoint, device: Device = "auto", import_: Import = None) -> None:
     """Say which route every piece of a model takes in training, prefill and decoding, and why not the others."""
     from ..model.base import weights_dtype
     from ..model.explaining import explain_model
@@ -79,6 +93,7 @@ def _generate(
         Path | None, typer.Option(help="The tokenizer's folder, if the checkpoint's has none.")
     ] = None,
     device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Continue a text, and print it while it is generated."""
     from .generate import write
@@ -114,11 +129,11 @@ def _checked(
     }
 
 
-@commands.command("eval", epilog="Example: qed eval runs/mini --task pairs --lengths 128,256 --out runs/eval")
+@commands.command("eval", epilog="Example: qed eval runs/mini --task pairs --lengths 128,256")
 def _eval(
     checkpoint: OptionalCheckpoint = None,
     task: Tasks = None,
-    out: Results = Path("runs/eval"),
+    out: EvalOut = None,
     lengths: Lengths = "1024,2048,4096,8192,16384,32768",
     samples: Samples = None,
     tokenizer: Tokenizer = None,
@@ -126,13 +141,8 @@ def _eval(
     essays: Essays = None,
     data: Data = None,
     variant: Variant = "A1",
-    context: Annotated[
-        int, typer.Option(min=64, max=LARGEST_SIZE, help="Tokens of the context window in variant B.")
-    ] = 2048,
-    max_length: Annotated[
-        int | None,
-        typer.Option(min=64, max=LARGEST_SIZE, help="The most tokens of a prompt and its answer in variants A."),
-    ] = None,
+    context: Window = 2048,
+    max_length: MaxLength = None,
     sizing: Annotated[str, typer.Option(help="How haystacks are filled up to a length: linear or binary.")] = "linear",
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The seed by which examples are drawn.")] = 42,
     bos: Annotated[bool, typer.Option(help="Begin prompts with the tokenizer's <s>, if it has one.")] = True,
@@ -142,6 +152,7 @@ def _eval(
     prompts_only: Annotated[bool, typer.Option("--prompts-only", help="Write the frozen prompts, and stop.")] = False,
     harness: Annotated[str, typer.Option(help="'lm-eval' runs that harness's own tasks of these names instead.")] = "",
     device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Evaluate a checkpoint: retrieval, recall, loss by position."""
     from ..eval.options import Options
@@ -162,27 +173,44 @@ def _eval(
         batch=batch,
         strength=strength,
     )
-    writable("--out", out, folder=True)
+    if out is None and checkpoint is not None:
+        out = results_folder(checkpoint) / ("eval" if strength == 1 else f"strength/{strength:g}")
     if prompts_only:
         _write_prompts(tasks, options, checkpoint, tokenizer, out)
         return
-    if checkpoint is None:
+    if checkpoint is None or out is None:
         raise ValueError("CHECKPOINT: expected a folder that save_pretrained wrote, got none")
+    writable("--out", out, folder=True)
     if harness:
         from ..eval.harness import run
 
         run(checkpoint, tasks, options, out=out, device=device_for(device), console=console)
         return
-    evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=device_for(device), console=console)
+    chosen = device_for(device)
+    _warn(tasks, options, checkpoint, tokenizer)
+    evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=chosen, console=console)
+
+
+def _warn(tasks: list[str], options: Options, checkpoint: Path, tokenizer: str | None) -> None:
+    """Warn of tasks that the tokenizer cannot express. What is no checkpoint is refused where it is loaded."""
+    from ..eval.expressing import warn
+    from ..eval.run import matching_tokenizer
+
+    if checkpoint.is_dir():
+        warn(tasks, options, matching_tokenizer(checkpoint, tokenizer), console_for(stderr=True))
 
 
 def _write_prompts(
-    tasks: list[str], options: Options, checkpoint: Path | None, tokenizer: str | None, out: Path
+    tasks: list[str], options: Options, checkpoint: Path | None, tokenizer: str | None, out: Path | None
 ) -> None:
     """Write the frozen prompts of every task and length, and print where they are."""
     from ..eval.prompts import check_needles, frozen
     from ..eval.run import matching_tokenizer
 
+    out = out or options.prompts
+    if out is None:
+        raise ValueError("--out: expected a folder for the prompts, since there is no CHECKPOINT, got none")
+    writable("--out", out, folder=True)
     console = console_for()
     encoder = matching_tokenizer(checkpoint, tokenizer)
     check_needles(tasks, options, encoder)
@@ -198,7 +226,13 @@ def _strength(
         str, typer.Option(help="Factors s on every λ, separated by commas; 1 must be among them.")
     ] = "-1,0,0.5,1,1.5,2",
     task: Annotated[list[str] | None, typer.Option(help="As in `qed eval`; niah_single_1 if not given.")] = None,
-    out: Results = Path("runs/strength"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder for results; by default strength/ in the run's folder, where `qed report` finds it, or in "
+            f"that of a checkpoint without a run. {RESUMES}"
+        ),
+    ] = None,
     lengths: Lengths = "4096,8192,16384,32768",
     samples: Samples = None,
     tokenizer: Tokenizer = None,
@@ -209,6 +243,7 @@ def _strength(
     variant: Variant = "A1",
     batch: Batch = 64,
     device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Scale a trained model's λ by s, and compare with s = 1, example by example."""
     from ..analysis.strength import sweep
@@ -218,44 +253,56 @@ def _strength(
     chosen = factors("--scales", scales)
     checked = _checked(tasks, lengths, words, essays, data, prompts)
     options = Options(**checked, samples=samples, variant=variant, batch=batch)
-    writable("--out", out, folder=True)
+    place = writable("--out", out or results_folder(checkpoint) / "strength", folder=True)
+    device = device_for(device)
+    _warn(tasks, options, checkpoint, tokenizer)
     sweep(
         checkpoint,
         chosen,
         tasks,
         options,
-        out=out,
+        out=place,
         tokenizer=tokenizer,
-        device=device_for(device),
+        device=device,
         console=console_for(),
     )
 
 
-@commands.command("eigenvalues", epilog="Example: qed eigenvalues runs/mini --data data --out eigenvalues.json")
+@commands.command("eigenvalues", epilog="Example: qed eigenvalues runs/mini --data runs/mini/validation")
 def _eigenvalues(
     checkpoint: Checkpoint,
     data: Annotated[Path, typer.Option(help="A folder that `qed prepare` wrote with the same tokenizer.")],
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, help="How many samples: tokens times heads times layers.")
     ] = 1_180_000,
-    out: Annotated[Path, typer.Option(help="The JSON file to write.")] = Path("eigenvalues.json"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The JSON file to write; by default eigenvalues.json in the run's folder, where `qed report` finds "
+            "it, or in that of a checkpoint without a run."
+        ),
+    ] = None,
     device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Measure e = 1 − aᵀk, and what else the transitions do, over real text."""
     from ..analysis.eigenvalues import write_eigenvalues
 
-    writable("--out", out, folder=False)
-    write_eigenvalues(checkpoint, data, samples=tokens, out=out, device=device_for(device), console=console_for())
+    file = writable("--out", out or results_folder(checkpoint) / "eigenvalues.json", folder=False)
+    write_eigenvalues(checkpoint, data, samples=tokens, out=file, device=device_for(device), console=console_for())
 
 
 @commands.command("report", epilog="Example: qed report runs --out report")
 def _report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, with their results in eval/ and so on.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or of one run, with results in eval/ and so on.")
+    ],
     out: Annotated[Path, typer.Option(help="The folder for report.html, tables and figures.")] = Path("runs/report"),
     plan: Annotated[
         Path | None,
         typer.Option(help="A registered plan: add its tests, of the trainings made with its code and under it."),
     ] = None,
+    import_: Import = None,
 ) -> None:
     """Write the paper's tables and figures, and what can be concluded, from result files."""
     from ..report.page import write

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import tempfile
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..choices import check_choice
 from ..eval.task import RecallTask
 from ..eval.tasks import TASKS, of_kind
 
@@ -43,6 +43,32 @@ def checkpoint_folder(path: Path | None) -> Path | None:
     return path
 
 
+def results_folder(checkpoint: Path) -> Path:
+    """Return the folder in which results of a checkpoint are kept unless --out names another one: that of its run,
+    where `qed report` finds them, or the checkpoint's own."""
+    run = checkpoint.parent
+    return run if checkpoint.name == "export" and (run / "config.json").exists() else checkpoint
+
+
+def _import(paths: list[Path] | None) -> list[Path]:
+    """Run the files that --import names, before any other option is looked at."""
+    for path in paths or []:
+        from ..recipes.importing import import_file
+
+        import_file(path)
+    return paths or []
+
+
+Import = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE",
+        is_eager=True,
+        callback=_import,
+        help="A Python file of yours that adds rules, arms or recipes; may be repeated. Results keep its sha256.",
+    ),
+]
 CHECKPOINT = typer.Argument(
     help="A folder that save_pretrained wrote, or that of a finished run of `qed train`.", callback=checkpoint_folder
 )
@@ -94,10 +120,8 @@ def choice(option: str, value: str, allowed: Iterable[str]) -> None:
         value: What was given.
         allowed: All values that are allowed; an empty one stands for leaving the option out.
     """
-    if value not in allowed:
-        known = [name or "nothing" for name in allowed]
-        nearest = difflib.get_close_matches(value, known, n=1, cutoff=0.0)[0]
-        raise ValueError(f"{option}: expected one of {', '.join(known)}, got {value!r}; the nearest is {nearest}")
+    if value or "" not in allowed:
+        check_choice(option, value, [name or "nothing" for name in allowed])
 
 
 def device_for(name: str) -> str:

@@ -11,7 +11,20 @@ import typer
 from ..eval.task import NeedleTask, RecallTask
 from ..eval.tasks import of_kind
 from .console import console_for
-from .options import LARGEST_SEED, Device, Words, choice, device_for, existing, files, finite, names, numbers, writable
+from .options import (
+    LARGEST_SEED,
+    Device,
+    Import,
+    Words,
+    choice,
+    device_for,
+    existing,
+    files,
+    finite,
+    names,
+    numbers,
+    writable,
+)
 
 if TYPE_CHECKING:
     from ..reproduce.plan import Plan
@@ -57,7 +70,7 @@ Minutes = Annotated[
     float | None, typer.Option(min=0, help="Stop after so many minutes, ready to be resumed.", callback=finite)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Run every stage of every arm with a few steps each.")]
-Status = Annotated[bool, typer.Option("--status", help="Print what is done, and stop.")]
+Status = Annotated[bool, typer.Option("--status", help="Print what is done, in seconds and per cent, and stop.")]
 Collect = Annotated[Path | None, typer.Option(help="Copy the results to this folder, packed, and stop.")]
 
 
@@ -83,6 +96,7 @@ def _reproduce(
     status: Status = False,
     collect: Collect = None,
     device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Run the main job: train the paper's arms, measure them and write the report."""
     from ..reproduce import collecting, progress, run
@@ -119,10 +133,10 @@ def _reproduce(
 
 def _changed(plan: Plan, arms: str, seeds: str, needles: str, practice: float | None, plan_file: Path | None) -> Plan:
     """Replace what the options say of a scale's own plan."""
-    from ..provenance import plan_sha256
+    from ..provenance import imported, plan_sha256
     from ..recipes.paper import ARMS
 
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"imported": imported()}
     if arms:
         changes["arms"] = tuple(ARMS) if arms == "all" else tuple(names("--arms", [arms], None))
     if seeds:

@@ -12,6 +12,7 @@ from ..data.tokenization import load
 from ..eval.task import NeedleTask
 from ..eval.tasks import named
 from ..train.config import TrainConfig
+from ..train.display import clock
 from ..train.metrics import read_metrics
 
 
@@ -26,19 +27,16 @@ def summarise(config: TrainConfig, out: Path, console: Console) -> None:
     rows, _ = read_metrics(out / "metrics.jsonl")
     # Every step has its own speed, so that the sum also counts the steps from before the run was resumed.
     speeds = [row.get("tokens_per_s") for row in rows]
-    minutes = sum(config.batch_tokens / x for x in speeds if x) / 60
+    seconds = sum(config.batch_tokens / x for x in speeds if x)
     losses = {
         name: [row[key] for row in rows if row.get(key) is not None]
         for name, key in (("final loss", "loss"), ("validation loss", "validation_loss"))
     }
     said = [f"{name} {values[-1]:.4f}" for name, values in losses.items() if values]
-    tokens = f"{config.steps * config.batch_tokens:,} tokens"
-    for line in (
-        f"finished: {', '.join([*said, tokens, f'{minutes:.1f} minutes of training'])}",
-        f"the model is in {out / 'export'}",
-        f"next: {shlex.join(_evaluation(config, out))}",
-    ):
-        console.print(line, soft_wrap=True, highlight=False)
+    tokens = f"{config.steps * config.batch_tokens:,} tokens in {clock(seconds)}"
+    console.print(f"finished: {', '.join([*said, tokens])}", highlight=False)
+    for line in (f"the model is in {out / 'export'}", f"next: {shlex.join(_evaluation(config, out))}"):
+        console.print(line, soft_wrap=True, highlight=False)  # to be copied as they are
 
 
 def _evaluation(config: TrainConfig, out: Path) -> list[str]:
@@ -47,4 +45,4 @@ def _evaluation(config: TrainConfig, out: Path) -> list[str]:
     one_token_a_word = tokenizer.exists() and isinstance(load(str(tokenizer)).model, WordLevel)
     task = named("pairs" if one_token_a_word else "niah_single_1", NeedleTask)
     lengths = ",".join(str(max(config.sequence, task.shortest) * factor) for factor in (1, 2, 4))
-    return ["qed", "eval", str(out), "--task", task.name, "--lengths", lengths, "--out", str(out / "eval")]
+    return ["qed", "eval", str(out), "--task", task.name, "--lengths", lengths]

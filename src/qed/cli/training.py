@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from .console import console_for, reported
-from .options import Device, Heads, Tokens, Width, assignments, choice, device_for, finite, writable
+from .options import Device, Heads, Import, Tokens, Width, assignments, choice, device_for, finite, writable
 
 commands = typer.Typer()
 
@@ -78,18 +79,33 @@ def _prepare(
     )
 
 
-@commands.command("train", epilog="Example: qed train mini --set arm=gdn2 --out runs/mini")
+class TrainCommand(TyperCommand):
+    """`qed train`, whose help also lists recipes and fields. They are imported only when the help is asked for."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of any command, and after it the tables."""
+        super().format_help(ctx, formatter)
+        from .recipes import print_recipes
+
+        print_recipes(console_for())
+
+
+@commands.command("train", cls=TrainCommand, epilog="Example: qed train mini --set arm=gdn2 --out runs/mini")
 def _train(
-    recipe: Annotated[str, typer.Argument(help="paper_340m, paper_short, medium, small, mini or lambda_max_sweep.")],
+    recipe: Annotated[str, typer.Argument(help="The recipe's name; they are listed below.")],
     out: Annotated[Path, typer.Option(help="The run's folder; the same command resumes where it stopped.")],
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="field=value, a parameter of the recipe or a field of its configuration; may be repeated."
+            "--set", help="field=value, one of the fields below, such as --set total_tokens=1e6; may be repeated."
         ),
     ] = None,
     device: Device = "auto",
-    dry_run: Annotated[bool, typer.Option(help="Print what would be trained, and stop.")] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Print a line per step instead of a bar, as where there is no terminal.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be trained, and stop.")] = False,
+    import_: Import = None,
 ) -> None:
     """Train a model by a recipe. All but `mini`, which has a built-in corpus, need --set data=FOLDER."""
     from ..recipes import build
@@ -111,7 +127,7 @@ def _train(
     if corpus:
         make_built_in(out, console)
     with reported(Diverged):
-        status = train(config, out, device=chosen, console=console)
+        status = train(config, out, device=chosen, console=console, lines=lines)
     if status == 0 and os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
         summarise(config, out, console)
     raise typer.Exit(status)
@@ -119,7 +135,9 @@ def _train(
 
 @commands.command("replay", epilog="Example: qed replay runs/mini/diverged-00000120")
 def _replay(
-    folder: Annotated[Path, typer.Argument(help="The diverged-… folder of a run.")], device: Device = "auto"
+    folder: Annotated[Path, typer.Argument(help="The diverged-… folder of a run.")],
+    device: Device = "auto",
+    import_: Import = None,
 ) -> None:
     """Run the batch at which a training diverged again, layer by layer."""
     from ..train.replay import replay

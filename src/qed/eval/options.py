@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..choices import check_choice
+
 SIZINGS = ("linear", "binary")  # how a haystack is made to fill its length (`tasks/niah.py`)
 VARIANTS = ("A0", "A1", "B")  # how prompts of recall tasks are made (`tasks/recall.py`)
 
@@ -33,7 +35,5 @@ class Options:
             raise ValueError("--lengths: expected one or more, got none")
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"--samples: expected 1 or more, got {self.samples}")
-        if self.sizing not in SIZINGS:
-            raise ValueError(f"--sizing: expected one of {', '.join(SIZINGS)}, got {self.sizing!r}")
-        if self.variant not in VARIANTS:
-            raise ValueError(f"--variant: expected one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        check_choice("--sizing", self.sizing, SIZINGS)
+        check_choice("--variant", self.variant, VARIANTS)

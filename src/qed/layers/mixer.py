@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..choices import check_choice
 from ..ops.affine import segment
 from ..ops.routes import RECURRENCE
 from ..routes import AUTO, Call, Impl, check_name
@@ -78,8 +79,7 @@ class Mixer(nn.Module):
             output_gate_rank: width of the gate's bottleneck; None for `value_head_dim`, 0 for one full matrix.
         """
         super().__init__()
-        if rule not in RULES:
-            raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {rule!r}")
+        check_choice("rule", rule, RULES)
         self.rule, self.row = rule, RULES[rule]
         self.num_heads, self.head_dim, self.value_head_dim = num_heads, head_dim, value_head_dim
         self.lambda_max, self.read_scale, self.strength_scale = lambda_max, read_scale, 1.0

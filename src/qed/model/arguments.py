@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .config import QEDConfig, nearest
+from ..choices import nearest
+from .config import QEDConfig
 
 
 @lru_cache

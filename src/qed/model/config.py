@@ -7,7 +7,6 @@ explains the choice.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import sys
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
+from ..choices import check_choice, nearest
 from ..layers.functions import ACTIVATIONS
 from ..rules import RULES
 
@@ -45,11 +45,6 @@ _OTHERS = frozenset(
     | {"sep_token_id", "decoder_start_token_id", "task_specific_params", "tie_encoder_decoder", "torchscript"}
     | {"use_bfloat16", "tf_legacy_loss", "is_causal"}
 )
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that `name` resembles most."""
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
 
 
 def _is_of_transformers(name: str) -> bool:
@@ -165,10 +160,8 @@ class QEDConfig(PreTrainedConfig):
             rank = getattr(self, name)
             if rank is not None and (type(rank) is not int or rank < 0):
                 raise ValueError(f"{name}: expected a whole number of 0 or more, or None, got {rank!r}")
-        if not isinstance(self.rule, str) or self.rule not in RULES:
-            raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {self.rule!r}")
-        if self.initializer not in INITIALIZERS:
-            raise ValueError(f"initializer: expected one of {', '.join(INITIALIZERS)}, got {self.initializer!r}")
+        check_choice("rule", self.rule, RULES, "; `--import FILE` adds those of a file of yours")
+        check_choice("initializer", self.initializer, INITIALIZERS)
         if self.value_head_dim < 1 or self.value_head_dim != self.expand_v * self.head_dim:
             raise ValueError(
                 "expand_v: expected expand_v × head_dim to be a positive whole number, "
@@ -185,8 +178,7 @@ class QEDConfig(PreTrainedConfig):
         if len(types) != self.num_hidden_layers:
             raise ValueError(f"layer_types: expected {self.num_hidden_layers} entries, one a layer, got {len(types)}")
         for i, name in enumerate(types):
-            if name not in RULES and name not in ATTENTION:
-                raise ValueError(f"layer_types[{i}]: expected one of {', '.join((*RULES, *ATTENTION))}, got {name!r}")
+            check_choice(f"layer_types[{i}]", name, (*RULES, *ATTENTION))
 
     @classmethod
     def tiny(cls, **changes: Any) -> QEDConfig:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from ..choices import check_choice
 from ..train.config import TrainConfig
 from .paper import paper_340m, paper_short
 from .small import lambda_max_sweep, medium, mini, small
@@ -30,8 +31,7 @@ def usual_theta(config: dict[str, Any]) -> float | None:
 
 def build(name: str, changes: dict[str, str]) -> TrainConfig:
     """The configuration of a recipe. `changes` sets the recipe's parameters and fields of the configuration."""
-    if name not in RECIPES:
-        raise ValueError(f"RECIPE: expected one of {', '.join(RECIPES)}, got {name}")
+    check_choice("RECIPE", name, RECIPES)
     parameters = inspect.signature(RECIPES[name]).parameters
     given: dict[str, Any] = {}
     for key, parameter in parameters.items():
@@ -45,4 +45,4 @@ def build(name: str, changes: dict[str, str]) -> TrainConfig:
     missing = [key for key, x in parameters.items() if x.default is inspect.Parameter.empty and key not in given]
     if missing:
         raise ValueError(f"RECIPE: {name} needs --set {missing[0]}=…")
-    return RECIPES[name](**given).changed({k: v for k, v in changes.items() if k not in parameters})
+    return RECIPES[name](**given).changed({k: v for k, v in changes.items() if k not in parameters}, parameters)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from ..choices import check_choice
 from ..model.config import QEDConfig
 from ..rules import RULES
 from ..train.config import TrainConfig
@@ -32,8 +33,7 @@ class Arm(NamedTuple):
         """Read an arm's name; ValueError if it has none of the forms above."""
         match = WHOLE.fullmatch(name)
         rule = match["rule"] if match else re.split("[@+]", name)[0]
-        if rule not in RULES:
-            raise ValueError(f"--arms: expected names of rules, or all, got {rule!r}; there are {', '.join(RULES)}")
+        check_choice("--arms", rule, RULES, "; `all` takes the paper's five, and `--import FILE` adds those of yours")
         plain = rule == name
         if match is None or not (plain or RULES[rule].strength):
             raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..choices import check_choice
 from ..train.config import TrainConfig
 from .theta import matched
 
@@ -41,8 +42,7 @@ def paper_340m(data: str, arm: str = "qed", seed: int = 0, validation: str = "")
         seed: of the weights and of the order of the data.
         validation: a folder of held-out tokens; without one the run is not validated.
     """
-    if arm not in ARMS:
-        raise ValueError(f"arm: expected one of {', '.join(ARMS)}, got {arm!r}")
+    check_choice("arm", arm, ARMS)
     return TrainConfig(
         name=f"paper_340m-{arm}-{seed}",
         model={"rule": arm},

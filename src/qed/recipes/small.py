@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..choices import check_choice
 from ..model.config import SIZES
 from ..train.config import TrainConfig
 from .paper import SHORT
@@ -92,8 +93,7 @@ def lambda_max_sweep(data: str, lambda_max: float = 0.25, seed: int = 0, scale: 
         scale: the recipe whose sizes it has: medium, small or mini.
     """
     recipes = {"medium": medium, "small": small, "mini": mini}
-    if scale not in recipes:
-        raise ValueError(f"scale: expected one of {', '.join(recipes)}, got {scale!r}")
+    check_choice("scale", scale, recipes)
     base = recipes[scale](data, "qed", seed)
     return dataclasses.replace(
         base, name=f"lambda_max_sweep-{scale}-{lambda_max}-{seed}", model=base.model | {"lambda_max": lambda_max}

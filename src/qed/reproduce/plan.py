@@ -90,6 +90,7 @@ class Plan:
     batch: int = 64  # prompts that are answered together
     jobs: int = 1  # trainings that run at the same time
     registered: str = ""  # sha256 of the plan under which all of this is registered (`provenance.py`)
+    imported: dict[str, str] = field(default_factory=dict)  # sha256 of the files that --import named, by their names
 
     def __post_init__(self) -> None:
         for option, given in (("--seeds", self.seeds), ("--arms", self.arms)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -17,6 +17,8 @@ from ..files import write_json
 from ..train.metrics import read_row
 from .plan import ALL_STAGES, Plan, Unit
 from .unit import finished
+
+TAIL = 262_144  # bytes at the end of metrics.jsonl in which the last validation is looked for
 
 
 def write_state(plan: Plan, out: Path) -> None:
@@ -37,8 +39,19 @@ def write_state(plan: Plan, out: Path) -> None:
     write_json(out / "state.json", state)
 
 
+def seconds_of(plan: Plan, out: Path) -> dict[str, list[float]]:
+    """The seconds that each stage took in the units that have finished it, by stage."""
+    seconds: dict[str, list[float]] = {}
+    for unit in plan.units:
+        for stage, taken in finished(out, unit).items():
+            seconds.setdefault(stage, []).append(taken)
+    return seconds
+
+
 def show_state(plan: Plan, out: Path, console: Console) -> None:
-    """Print a table of the units and the seconds that each of their finished stages took.
+    """Print a table of the units: the seconds of finished stages, and how much of the others and of all is done.
+
+    A unit's share counts every stage by the time that it takes where it is finished.
 
     Args:
         plan: the reproduction.
@@ -46,16 +59,37 @@ def show_state(plan: Plan, out: Path, console: Console) -> None:
         console: where the table is printed.
     """
     stages = [x for x in ALL_STAGES if any(x in plan.stages(unit) for unit in plan.units)]
-    table = Table("", *stages, title=f"{out}: seconds of finished stages")
+    means = {stage: sum(x) / len(x) for stage, x in seconds_of(plan, out).items()}
+    usual = sum(means.values()) / len(means) if means else 1.0
+    table = Table("", *stages, "done")
+    whole = total = 0.0
     for unit in plan.units:
-        done, wanted = finished(out, unit), plan.stages(unit)
-        cells = [f"{done[x]:.0f}" if x in done else "" if x in wanted else "–" for x in stages]
-        table.add_row(unit.name, *cells)
+        done, now = finished(out, unit), progress(plan, out, unit)
+        shares = {x: 1.0 if x in done else now.share if x == now.stage else 0.0 for x in plan.stages(unit)}
+        weights = {x: means.get(x, usual) for x in shares}
+        got, all_of_it = sum(shares[x] * weights[x] for x in shares), sum(weights.values())
+        cells = ["–" if x not in shares else f"{done[x]:.0f} s" if x in done else _percent(shares[x]) for x in stages]
+        table.add_row(unit.name, *cells, f"{got / all_of_it:.0%}")
+        whole, total = whole + got, total + all_of_it
+    console.print(f"{out}: {whole / total:.0%} done", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
 
 
-def progress(plan: Plan, out: Path, unit: Unit) -> tuple[str, float]:
-    """The stage that a unit is in, and which share of it is done, from the unit's files.
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share else ""
+
+
+class UnitProgress(NamedTuple):
+    """Where a unit is."""
+
+    stage: str  # nothing if it has finished all of them
+    share: float = 0.0  # of the stage
+    loss: float | None = None  # while it trains
+    validation_loss: float | None = None
+
+
+def progress(plan: Plan, out: Path, unit: Unit) -> UnitProgress:
+    """The stage that a unit is in, which share of it is done, and its losses, from the unit's files.
 
     Args:
         plan: the reproduction.
@@ -65,34 +99,42 @@ def progress(plan: Plan, out: Path, unit: Unit) -> tuple[str, float]:
     done, run = finished(out, unit), out / "runs" / unit.name
     stage = next((x for x in plan.stages(unit) if x not in done), "")
     if stage == "train":
-        path = run / "metrics.jsonl"
-        row = _last_line(path) if path.exists() else None
-        return stage, 0.0 if row is None else (row["step"] + 1) / plan.config(unit, out).steps
+        last, validated = _last_rows(run / "metrics.jsonl")
+        share = (last["step"] + 1) / plan.config(unit, out).steps if last else 0.0
+        return UnitProgress(stage, share, last.get("loss"), validated.get("validation_loss"))
     if stage == "eval":
         expected = len(plan.needles) * len(plan.lengths) + len(plan.recall) + 1
-        return stage, _summaries(run / "eval") / (expected + 1)
+        return UnitProgress(stage, _summaries(run / "eval") / (expected + 1))
     if stage == "off":
-        return stage, _summaries(run / "strength" / "0") / (len(plan.needles) * len(plan.lengths) + 1)
+        return UnitProgress(stage, _summaries(run / "strength" / "0") / (len(plan.needles) * len(plan.lengths) + 1))
     if stage == "strength":  # s = 1 is done, and 0 may be
         scales = [f"{scale:g}" for scale in SCALES if scale not in (0.0, 1.0)]
         count = sum(_summaries(run / "strength" / scale) for scale in scales)
-        return stage, count / (len(scales) * len(plan.strength_lengths) + 1)
-    return stage, 0.0
+        return UnitProgress(stage, count / (len(scales) * len(plan.strength_lengths) + 1))
+    return UnitProgress(stage, 0.0 if stage else 1.0)
 
 
 def _summaries(folder: Path) -> int:
     return len(list(folder.glob("*.json")))
 
 
-def _last_line(path: Path) -> dict[str, Any] | None:
-    """The last row of a file that another process appends to; None while there is no whole line."""
+def _last_rows(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The last row of a file that another process appends to, and the last one with a validation loss; an empty one
+    where there is none."""
+    if not path.exists():
+        return {}, {}
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 16_384))
+        file.seek(max(0, path.stat().st_size - TAIL))
         whole = file.read().split(b"\n")[:-1]
+    validated = next((line for line in reversed(whole) if b'"validation_loss"' in line), b"{}")
+    return _row(whole[-1] if whole else b"{}"), _row(validated)
+
+
+def _row(line: bytes) -> dict[str, Any]:
     try:
-        return read_row(whole[-1]) if whole else None
+        return read_row(line)
     except ValueError:
-        return None
+        return {}
 
 
 def accuracies(runs: list[Run]) -> Table:

@@ -25,27 +25,31 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from .. import locks
 from ..analysis.results import runs
+from ..choices import check_choice
 from ..data import sources, tokenization
+from ..eval.expressing import warn
 from ..eval.prompts import frozen
 from ..eval.tasks import reading
 from ..files import read_json, remove_leftovers, write_json
+from ..provenance import check_imported
+from ..recipes.importing import FILES
 from ..report.conclusions import learned
 from ..report.page import write
 from ..train.loop import STOPPED
 from ..train.step import tokens_per_second
+from .board import Board
 from .corpus import make_data
 from .looking import look_inside_one
 from .plan import Plan, Unit
-from .progress import accuracies, progress, show_state, write_state
+from .progress import accuracies, show_state, write_state
 from .unit import ELSEWHERE, finished, options
 
 FAILED = 1
-MAY_CHANGE = {"arms", "seeds", "jobs"}  # fields of a plan that change nothing about a training
-LINE_EVERY = 30  # seconds between two lines about the same stage of a unit
+# Fields of a plan that change nothing about a training; to the files that are imported others may be added.
+MAY_CHANGE = {"arms", "seeds", "jobs", "imported"}
 GRACE = 120  # seconds that a unit has for saving before it is killed
 
 
@@ -58,19 +62,18 @@ def _write_plan(plan: Plan, out: Path) -> None:
         if not isinstance(before, dict):
             raise ValueError(f"{path}: expected the plan of a reproduction, got {str(before)[:100]}")
         usual = {x.name: x.default for x in dataclasses.fields(Plan)}  # for fields that an earlier version did not have
-        before = json.loads(json.dumps(usual | before, default=str))
+        before = json.loads(json.dumps(usual | {"imported": {}} | before, default=str))
         changed = sorted(name for name in now if before[name] != now[name] and name not in MAY_CHANGE)
         if changed:
             raise ValueError(f"--out: {out} holds a reproduction with other {', '.join(changed)}; use another folder")
+        check_imported(before["imported"], out)
     write_json(path, json.loads(plan.to_json()))
 
 
 def _check(plan: Plan, out: Path, only: list[str]) -> None:
     """Raise ValueError for settings that no training takes and for missing files, before anything is written."""
-    unknown = set(only) - {unit.name for unit in plan.units}
-    if unknown:
-        names = ", ".join(unit.name for unit in plan.units)
-        raise ValueError(f"--only: expected some of {names}, got {', '.join(sorted(unknown))}")
+    for name in only:
+        check_choice("--only", name, [unit.name for unit in plan.units])
     for unit in plan.units:
         plan.config(unit, out)
     among_essays = [task for task in plan.needles if task in reading("essays")]
@@ -114,6 +117,7 @@ def share(plan: Plan, out: Path, console: Console) -> None:
 
 def _make_prompts(plan: Plan, out: Path, console: Console) -> None:
     encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
+    warn([*plan.needles, *plan.recall], options(plan, out), encoder, console)
     for task in plan.needles:
         for length in plan.lengths:
             frozen(task, length, options(plan, out), encoder, out, console)
@@ -150,7 +154,6 @@ class Units:
     def __init__(self, plan: Plan, out: Path, device: str, jobs: int, console: Console):
         self.plan, self.out, self.device, self.jobs, self.console = plan, out, device, jobs, console
         self.running: dict[Unit, subprocess.Popen[bytes]] = {}
-        self.said: dict[Unit, tuple[str, float]] = {}  # the stage that was last printed, and when
         self.elsewhere: list[Unit] = []  # units that another process is working on
         self.stopping = False
 
@@ -160,7 +163,8 @@ class Units:
         log.parent.mkdir(exist_ok=True)
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
         cores = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
-        command = [sys.executable, "-u", "-m", "qed.reproduce.unit", str(self.out), unit.name, self.device]
+        words = [str(self.out), unit.name, self.device, *map(str, FILES)]
+        command = [sys.executable, "-u", "-m", "qed.reproduce.unit", *words]
         with log.open("ab") as file:
             self.running[unit] = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | cores
@@ -177,10 +181,9 @@ class Units:
         failed: list[Unit] = []
         wanted = [x for x in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(x) != signal.SIG_IGN]
         handlers = {number: signal.signal(number, self.stop) for number in wanted}
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
         try:
-            with Progress(*columns, TimeElapsedColumn(), console=self.console) as bars:
-                self._run(list(units), failed, bars, math.inf if seconds is None else time.monotonic() + seconds)
+            with Board(self.plan, self.out, self.jobs, self.console) as board:
+                self._run(list(units), failed, board, math.inf if seconds is None else time.monotonic() + seconds)
         except SystemExit:  # rich exits when nobody reads what it prints any more
             self.stop()
         finally:
@@ -189,28 +192,25 @@ class Units:
                 signal.signal(number, handler)
         return failed
 
-    def _run(self, waiting: list[Unit], failed: list[Unit], bars: Progress, until: float) -> None:
-        shown: dict[Unit, TaskID] = {}
+    def _run(self, waiting: list[Unit], failed: list[Unit], board: Board, until: float) -> None:
         while (waiting and not self.stopping) or self.running:
             while waiting and len(self.running) < self.jobs and not self.stopping:
-                unit = waiting.pop(0)
-                self.start(unit)
-                shown[unit] = bars.add_task(unit.name, total=1.0)
+                self.start(waiting.pop(0))
             time.sleep(0.5)
+            board.update(self.running, waiting)
             for unit, process in list(self.running.items()):
-                stage, share = progress(self.plan, self.out, unit)
-                bars.update(shown[unit], description=f"{unit.name}: {stage}", completed=share)
-                self.say(unit, stage, share)
                 if process.poll() is not None:
                     del self.running[unit]
                     if process.returncode == 0:
-                        bars.update(shown[unit], description=f"{unit.name}: done", completed=1.0)
+                        board.ended(unit, "done")
                     elif process.returncode == ELSEWHERE:
                         self.elsewhere.append(unit)
-                        bars.update(shown[unit], description=f"{unit.name}: elsewhere")
-                    elif not self.stopping:
+                        board.ended(unit, "left to another process")
+                    elif self.stopping:
+                        board.ended(unit, "stopped")
+                    else:
                         failed.append(unit)
-                        bars.update(shown[unit], description=f"[red]{unit.name}: failed[/red]")
+                        board.ended(unit, "failed", style="red")
                     write_state(self.plan, self.out)
             if time.monotonic() > until and not self.stopping:
                 self.stop()
@@ -224,19 +224,6 @@ class Units:
                 process.wait(GRACE)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-    def say(self, unit: Unit, stage: str, share: float) -> None:
-        """Print a line about a unit where there is no terminal to draw bars on.
-
-        Args:
-            unit: the training.
-            stage: that it is in.
-            share: of the stage that is done.
-        """
-        before, when = self.said.get(unit, ("", 0.0))
-        if stage and not self.console.is_terminal and (stage != before or time.monotonic() - when > LINE_EVERY):
-            self.console.print(f"{unit.name}: {stage} {share:.0%}", markup=False, highlight=False)
-            self.said[unit] = (stage, time.monotonic())
 
 
 def reproduce(

@@ -1,6 +1,7 @@
 """One arm and seed in a process of its own: train, evaluate, evaluate with λ = 0, sweep λ, measure eigenvalues.
 
     python -m qed.reproduce.unit OUT qed-0 cpu
+    python -m qed.reproduce.unit OUT query-only-0 cpu my_arms.py
 
 Each stage resumes where it stopped. Finished stages are listed in OUT/runs/NAME/stages.json and never done again.
 """
@@ -28,7 +29,8 @@ from ..eval.run import evaluate
 from ..files import read_json, write_json
 from ..locks import LockedError, held
 from ..model.causal_lm import QEDForCausalLM
-from ..provenance import register
+from ..provenance import check_imported, register
+from ..recipes.importing import import_file
 from ..train.loop import STOPPED, Watch, train
 from .plan import Plan, Unit
 
@@ -152,14 +154,17 @@ def finished(out: Path, unit: Unit) -> dict[str, float]:
     return dict(read_json(path)) if path.exists() else {}
 
 
-def main(out: Path, name: str, device: str) -> int:
+def main(out: Path, name: str, device: str, imports: list[str]) -> int:
     """Do a unit's stages unless another process is doing them, and return the exit status.
 
     Args:
         out: the reproduction's folder.
         name: of the unit, such as "qed-0".
         device: where the model runs.
+        imports: the files that `--import` of `qed reproduce` named.
     """
+    for file in imports:
+        import_file(Path(file))
     console = Console(width=120, markup=False, emoji=False)
     try:
         with held(out / "runs" / name, "unit"):
@@ -179,6 +184,7 @@ def work_through(out: Path, unit: Unit, device: str, console: Console) -> int:
         console: where progress is printed.
     """
     plan = Plan.from_json((out / "plan.json").read_text())
+    check_imported(plan.imported, out)  # the file may have been edited since the plan was written
     register(plan.registered)
     for stage, work in stages(plan, unit, out, device, console).items():
         done = finished(out, unit)
@@ -195,6 +201,6 @@ def work_through(out: Path, unit: Unit, device: str, console: Console) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]))
     except KeyboardInterrupt:
         sys.exit(STOPPED)

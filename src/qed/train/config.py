@@ -9,10 +9,12 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.config import QEDConfig, nearest
+from ..choices import check_choice
+from ..model.config import QEDConfig
 from .fields import check_type, field_types, parse, parse_field
 from .optimizers import settings_of
 
@@ -38,37 +40,69 @@ CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run. ValueError for values that cannot be one, with the field, what was expected and what came."""
+    """A training run. ValueError for values that cannot be one, with the field, what was expected and what came.
 
-    name: str  # of the recipe
-    model: dict[str, Any] = field(default_factory=dict)  # arguments of QEDConfig
-    data: str  # a folder that `qed prepare` wrote
-    validation: str | None = None  # another such folder, held out
+    Attributes:
+        name: the recipe's name, with arm and seed.
+        model: fields of the model's configuration, `QEDConfig`, that are other than its defaults.
+        data: a folder that `qed prepare` wrote.
+        validation: another such folder, held out; without one the run is not validated.
+        seed: of the weights and of the order of the data.
+        sequence: tokens of a row.
+        batch_tokens: tokens of a step, over all processes.
+        micro_tokens: tokens of a forward and backward pass in one process.
+        total_tokens: tokens of the whole run; if it alone is set, the decay's start moves in proportion.
+        decay_start_tokens: the learning rate falls linearly to 0 from here on.
+        warmup_fraction: share of all steps in which the learning rate rises linearly.
+        optimizer: adamw or muon.
+        optimizer_settings: the optimiser's own settings; those not given have their defaults.
+        learning_rate: the largest one.
+        theta_learning_rate: factor on the learning rate for θ, which sets λ.
+        betas: of AdamW.
+        epsilon: of AdamW.
+        weight_decay: not applied to norms, biases, A_log, dt_bias, θ and the taps of convolutions.
+        clip: the largest norm of the gradient.
+        precision: of matrix products, bfloat16 or float32; weights and optimiser are float32.
+        parallel: how processes share the model, if there are several: ddp or fsdp.
+        context: processes that share one row, each with a stretch of its tokens.
+        compile: compile blocks; on one GPU a piece of the batch is also captured as a CUDA graph.
+        activation_checkpointing: none, cheap (recompute all but matrix products) or full (recompute every block).
+        save_every: steps between two checkpoints.
+        validate_every: steps between two validations.
+        validation_tokens: held-out tokens that a validation reads.
+        log_every: steps between two printed lines.
+        stop_after_skipped: steps in a row without a finite gradient after which the run stops.
+    """
+
+    name: str
+    model: dict[str, Any] = field(default_factory=dict)
+    data: str
+    validation: str | None = None
     seed: int = 0
-    sequence: int = 2048  # tokens of a row
-    batch_tokens: int = 524_288  # of a step, over all processes
-    micro_tokens: int = 32_768  # of a forward and backward in one process
+    sequence: int = 2048
+    batch_tokens: int = 524_288
+    micro_tokens: int = 32_768
     total_tokens: int = 15_000_000_000
-    decay_start_tokens: int = 13_500_000_000  # the learning rate falls linearly to 0 from here on
-    warmup_fraction: float = 0.01  # of all steps, linear
-    optimizer: str = "adamw"  # a name in `OPTIMIZERS`
-    optimizer_settings: dict[str, Any] = field(default_factory=dict)  # its own; those not given have their defaults
+    decay_start_tokens: int = 13_500_000_000
+    warmup_fraction: float = 0.01
+    optimizer: str = "adamw"
+    optimizer_settings: dict[str, Any] = field(default_factory=dict)
     learning_rate: float = 3e-4
-    theta_learning_rate: float = 10.0  # times the learning rate, for θ
-    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW, as is epsilon
+    theta_learning_rate: float = 10.0
+    betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
-    weight_decay: float = 0.1  # not on norms, biases, A_log, dt_bias, θ and convolutions' taps
-    clip: float = 1.0  # the largest norm of the gradient
-    precision: str = "bfloat16"  # of products; weights and optimiser are float32
-    parallel: str = "ddp"  # or "fsdp": how processes share the model, if there are several
-    context: int = 1  # processes that share one row, each with a stretch of its tokens
-    compile: bool = True  # compiles blocks; on one GPU a piece of the batch is also captured as a CUDA graph
-    activation_checkpointing: str = "none"  # "cheap" recomputes all but matrix products, "full" recomputes every block
-    save_every: int = 500  # steps
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    precision: str = "bfloat16"
+    parallel: str = "ddp"
+    context: int = 1
+    compile: bool = True
+    activation_checkpointing: str = "none"
+    save_every: int = 500
     validate_every: int = 500
     validation_tokens: int = 1_048_576
     log_every: int = 1
-    stop_after_skipped: int = 20  # steps in a row without a finite gradient
+    stop_after_skipped: int = 20
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
@@ -127,11 +161,12 @@ class TrainConfig:
         values: dict[str, Any] = json.loads(text)
         return TrainConfig(**(values | {"betas": tuple(values["betas"])}))
 
-    def changed(self, changes: dict[str, str]) -> TrainConfig:
+    def changed(self, changes: dict[str, str], parameters: Iterable[str] = ()) -> TrainConfig:
         """The same run with fields set from the command line.
 
         `model.rule=gdn2` sets a field of the model, `optimizer.momentum=0.9` a setting of the optimiser. If
-        `total_tokens` is set and `decay_start_tokens` is not, the decay starts after the same share of the run.
+        `total_tokens` is set and `decay_start_tokens` is not, the decay starts after the same share of the run. The
+        names `parameters` of the recipe may be set as well, but not here: the error for an unknown name lists them.
         """
         values: dict[str, Any] = {}
         model, settings = dict(self.model), dict(self.optimizer_settings)
@@ -147,10 +182,7 @@ class TrainConfig:
             elif name in plain:
                 values[name] = parse_field(text, kinds[name])
             else:
-                known = [*sorted(plain), "model.FIELD", "optimizer.SETTING"]
-                raise ValueError(
-                    f"--set: expected one of {', '.join(known)}, got {name}; the nearest is {nearest(name, known)}"
-                )
+                check_choice("--set", name, [*parameters, *sorted(plain), "model.FIELD", "optimizer.SETTING"])
         total = values.get("total_tokens")
         if isinstance(total, int):  # anything else is refused below
             values.setdefault("decay_start_tokens", self.decay_start_tokens * total // self.total_tokens)

@@ -14,6 +14,14 @@ def field_types(kind: type) -> dict[str, str]:
     return {name: x.__name__ if isinstance(x, type) else str(x) for name, x in types.items()}
 
 
+def documented(kind: Any, part: str = "Attributes:") -> dict[str, str]:
+    """What the last part of a docstring says about each attribute of a class, or of a function about each argument
+    (`part` is "Args:"), in lines `name: text`."""
+    lines = (kind.__doc__ or "").partition(part)[2].splitlines()
+    pairs = [line.strip().partition(": ") for line in lines if ": " in line]
+    return {name: text for name, _, text in pairs}
+
+
 def check_type(name: str, kind: str, value: Any) -> None:
     """Raise ValueError unless the value is of the annotated type, and finite.
 

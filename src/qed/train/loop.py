@@ -14,7 +14,6 @@ import platform
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,15 +25,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from transformers.utils import logging
 
 from .. import files, locks
 from ..data import Loader, ReadAhead
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..ops import value_checks
-from ..provenance import occasion, provenance
+from ..provenance import check_imported, occasion, provenance
 from . import checkpoints, optimizers
 from .captured import Captured
 from .config import CHANGEABLE_ON_RESUME, TrainConfig
+from .display import Display
 from .inputs import open_inputs
 from .metrics import MetricsFile, TensorBoard, strengths, utilisation
 from .objective import SummedLoss
@@ -64,7 +65,15 @@ Watch = Callable[[QEDForCausalLM], dict[str, float]]  # measures a model in trai
 class Trainer:
     """A run in its folder: made anew, or resumed from the folder's last checkpoint."""
 
-    def __init__(self, config: TrainConfig, out: Path, device: str, console: Console, watch: Watch | None = None):
+    def __init__(
+        self,
+        config: TrainConfig,
+        out: Path,
+        device: str,
+        console: Console,
+        watch: Watch | None = None,
+        lines: bool = False,
+    ):
         """
         Args:
             config: the run; a folder that holds a run with other numbers is refused.
@@ -72,10 +81,11 @@ class Trainer:
             device: "cpu" or "cuda".
             console: where progress is reported, by the first process.
             watch: called with the model whenever the run is validated.
+            lines: print a line per step on a terminal too, instead of a bar.
         """
         self.parallel = Parallel(config.parallel, device, config.context)
         self.config, self.out, self.device = config, out, self.parallel.device
-        self.console = console if self.parallel.first else Console(quiet=True)
+        self.display = Display(console if self.parallel.first else Console(quiet=True), config, lines=lines)
         self.watch, self.stopping = watch, False
         self.lock: locks.Lock | None = None
         self.inputs = open_inputs(config)
@@ -130,9 +140,10 @@ class Trainer:
         if changed:
             raise ValueError(f"--out: {self.out} holds a run with another {', '.join(changed)}; use another folder")
         self.inputs.check_same(before.get("identities"), self.config)
+        check_imported(before.get("imported"), self.out)
 
     def _resume(self) -> None:
-        last = checkpoints.newest(self.out / "checkpoints", self._say)
+        last = checkpoints.newest(self.out / "checkpoints", self.display.say)
         if last is None:
             return
         weights = dict(last.weights)
@@ -141,7 +152,7 @@ class Trainer:
         self.parallel.fill(self._plain_loss(), self.optimizers, weights, last.optimizer)
         self.step, self.skipped = last.state["step"], last.state["skipped"]
         self.validation_loss = last.state["validation_loss"]
-        self._say(f"resuming at step {self.step:,}")
+        self.display.say(f"resuming at step {self.step:,}")
 
     def save(self) -> None:
         """Write a checkpoint of the step that the run has reached. OSError if it cannot be written."""
@@ -167,13 +178,13 @@ class Trainer:
         """Train to the last step and export the model, or until `stopping` is set. Diverged if gradients stay bad."""
         config = self.config
         metrics = self._sinks() if self.parallel.first else []
-        in_a_row = 0
+        in_a_row, stop = 0, self._asked_to_stop()
         try:
-            while self.step < config.steps and not self.stopping:
+            while self.step < config.steps and not stop:
                 start = time.perf_counter()
                 result = self._step()
                 self.step += 1
-                self.stopping = self.parallel.any(self.stopping)
+                stop = self._asked_to_stop()
                 in_a_row = 0 if result.finite else in_a_row + 1
                 self.skipped += not result.finite
                 row = self._row(result, time.perf_counter() - start)
@@ -185,17 +196,20 @@ class Trainer:
                         row["ranges"] = ranges(self.model, self.loader.step(self.step - 1)[:1, :-1].to(self.device))
                 for sink in metrics:
                     sink.write(row)
-                if self.step % config.log_every == 0:
-                    self._report_step(row)
+                self.display.step(row)
                 if in_a_row >= config.stop_after_skipped:
                     self._report_divergence()
-                if self.step % config.save_every == 0 or self.step == config.steps or self.stopping:
+                if self.step % config.save_every == 0 or self.step == config.steps or stop:
                     self.save()
         finally:
             for sink in metrics:
                 sink.close()
         if self.step == config.steps:
             self.export()
+
+    def _asked_to_stop(self) -> bool:
+        """Whether any process was, by a signal or by its closed terminal, so that all stop at the same step."""
+        return self.parallel.any(self.stopping or self.display.closed)
 
     @torch.no_grad()
     def _watched(self) -> dict[str, float]:
@@ -208,9 +222,9 @@ class Trainer:
         return measured
 
     def _sinks(self) -> list[MetricsFile | TensorBoard]:
-        sinks: list[MetricsFile | TensorBoard] = [MetricsFile(self.out / "metrics.jsonl", self.step, self._say)]
+        sinks: list[MetricsFile | TensorBoard] = [MetricsFile(self.out / "metrics.jsonl", self.step, self.display.say)]
         if find_spec("tensorboard") is None:
-            self._say("no TensorBoard files: the package is not installed (pip install tensorboard)")
+            self.display.say("no TensorBoard files: the package is not installed (pip install tensorboard)")
         else:
             sinks.append(TensorBoard(self.out / "tensorboard"))
         return sinks
@@ -287,30 +301,10 @@ class Trainer:
         }
         return row if result.finite else row | {"loss": None, "gradient_norm": None}
 
-    def _report_step(self, row: dict[str, Any]) -> None:
-        left = (self.config.steps - self.step) * self.config.batch_tokens / row["tokens_per_s"]
-        loss = "not finite, skipped" if row["loss"] is None else f"{row['loss']:.4f}"
-        held_out = f"  held out {row['validation_loss']:.4f}" if row.get("validation_loss") is not None else ""
-        used = "" if row["utilisation"] is None else f"  {row['utilisation']:.0%} of peak"
-        self._say(
-            f"step {self.step:,}/{self.config.steps:,}  {row['tokens']:,} tokens  loss {loss}{held_out}  "
-            f"rate {row['learning_rate']:.2e}  {row['tokens_per_s']:,.0f} tokens/s{used}  {left / 60:.0f} min left"
-        )
-
-    def _say(self, text: str) -> None:
-        """Print a line. A terminal or a pipe that was closed asks the run to stop, as SIGHUP does."""
-        try:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        except (OSError, ValueError, SystemExit):  # a closed pipe makes rich leave the program
-            self.stopping = True
-            with suppress(OSError, ValueError):  # otherwise Python would report the closed pipe again when it exits
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
-            self.console = Console(quiet=True)
-
     def report_stop(self) -> None:
         """Say that a run which was asked to stop can be resumed."""
         saved = f"saved at step {self.step:,}" if self.step else "stopped before the first step"
-        self._say(f"{saved}; the same command resumes")
+        self.display.say(f"{saved}; the same command resumes")
 
     def _report_divergence(self) -> None:
         """Save the batch and the ranges of the weights, so that the step can be repeated, and raise Diverged."""
@@ -337,6 +331,7 @@ class Trainer:
         if not self.parallel.first or target.exists():
             return
         part = files.new_folder(self.out / f"export{files.PART}")
+        logging.disable_progress_bar()  # the bar of this run is enough
         self.model.save_pretrained(part, state_dict=weights)
         tokenizer = Path(self.config.data) / "tokenizer.json"
         if tokenizer.exists():
@@ -347,7 +342,9 @@ class Trainer:
         part.rename(target)
 
 
-def train(config: TrainConfig, out: Path, *, device: str, console: Console, watch: Watch | None = None) -> int:
+def train(
+    config: TrainConfig, out: Path, *, device: str, console: Console, watch: Watch | None = None, lines: bool = False
+) -> int:
     """Train to the end, or until a SIGTERM, SIGINT or SIGHUP comes or the console's pipe is closed.
 
     Args:
@@ -356,14 +353,15 @@ def train(config: TrainConfig, out: Path, *, device: str, console: Console, watc
         device: "cpu" or "cuda".
         console: where progress is reported.
         watch: called with the model whenever the run is validated; what it returns is logged.
+        lines: print a line per step on a terminal too, instead of a bar.
 
     Returns:
         The exit status: 0, or `STOPPED` if the run was asked to stop before its last step.
     """
     if os.environ.get("RANK", "0") != "0":  # of several processes the first one holds the folder's lock
-        return _run(Trainer(config, out, device, console, watch))
+        return _run(Trainer(config, out, device, console, watch, lines))
     with locks.held(out, "train") as lock:
-        trainer = Trainer(config, out, device, console, watch)
+        trainer = Trainer(config, out, device, console, watch, lines)
         trainer.lock = lock
         return _run(trainer)
 
@@ -375,7 +373,8 @@ def _run(trainer: Trainer) -> int:
     wanted = [x for x in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(x) != signal.SIG_IGN]
     before: dict[int, Any] = {number: signal.signal(number, stop) for number in wanted}  # nohup ignores SIGHUP
     try:
-        trainer.run()
+        with trainer.display.running(trainer.step, trainer.validation_loss):
+            trainer.run()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from typing import TypeVar
 
+from ...choices import check_choice
 from ..task import NeedleTask, Task
 
 Kind = TypeVar("Kind", bound=Task)
@@ -45,7 +45,5 @@ def named(name: str, kind: type[Kind], option: str = "--task") -> Kind:
         option: what the error of an unknown name begins with.
     """
     known = of_kind(kind)
-    if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-        raise ValueError(f"{option}: expected one of {', '.join(known)}, got {name!r}; the nearest is {nearest}")
+    check_choice(option, name, known)
     return known[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...model.config import nearest
+from ...choices import check_choice, nearest
 from ..fields import check_type, field_types
 from .row import Groups, OptimizerRow
 
@@ -27,11 +27,7 @@ OPTIMIZERS = _scan()
 
 def settings_of(name: str, values: dict[str, Any]) -> Any:
     """Check the settings given to the optimiser of this name and complete them with its defaults."""
-    if name not in OPTIMIZERS:
-        raise ValueError(
-            f"optimizer: expected one of {', '.join(OPTIMIZERS)}, got {name!r}; "
-            f"the nearest is {nearest(name, OPTIMIZERS)}"
-        )
+    check_choice("optimizer", name, OPTIMIZERS)
     kind = OPTIMIZERS[name].settings
     known = field_types(kind)
     given = {setting: tuple(x) if isinstance(x, list) else x for setting, x in values.items()}  # JSON has no tuples
