@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+QUESTION := "Remember kinu kuhi. The baker forgot a lamp. Recall kinu"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-all test-gpu attack lint bench clean
+.PHONY: help setup reproduce demo test test-all test-gpu attack lint docs bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,11 +24,18 @@ $(READY): pyproject.toml constraints.txt
 reproduce: $(READY) ## run the main job
 	$(BIN)/qed reproduce
 
+# A model this small is not faster with more threads, and larger initial weights let it learn to recall within 300 steps.
+demo: export OMP_NUM_THREADS = 1
+demo: $(READY) ## train a tiny model, let it answer, make a page of what it reads and forgets: under a minute
+	$(BIN)/qed train mini --set total_tokens=300000 --set model.initializer_range=0.1 --out runs/demo
+	$(BIN)/qed generate runs/demo $(QUESTION) --max-new-tokens 1
+	$(BIN)/qed look runs/demo $(QUESTION) --out runs/demo/look.html
+
 test: $(READY) ## run the tests, but for the slow sweeps
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --durations 5
 
 test-all: $(READY) ## run the slow sweeps that `make test` leaves out
-	$(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4 --durations 5
+	$(BIN)/python -m pytest -m slow --dist worksteal --numprocesses auto --maxprocesses 4 --durations 5
 
 test-gpu: $(READY) ## run the kernels' tests on a GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "test-gpu: no CUDA device here")'
@@ -41,8 +49,11 @@ lint: $(READY) ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY) ## build the site of docs/ into site/
+	$(BIN)/python docs/build.py
+
 bench: $(READY) ## the CPU benchmark; results under benchmarks/results
 	$(BIN)/python benchmarks/recurrence_cpu.py
 
-clean: ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove .venv, the site and caches
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

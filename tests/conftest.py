@@ -18,6 +18,8 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The longest test begins first, so that no worker is left with it at the end.
+    items.sort(key=lambda item: item.name != "test_the_readmes_commands_from_a_clean_clone")
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

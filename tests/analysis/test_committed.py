@@ -71,7 +71,7 @@ def test_contrasts_on_the_page() -> None:
     assert all(row in page for row in rows)
 
 
-@pytest.mark.parametrize("page", ["README.md", "results/small/RESULTS.md"])
+@pytest.mark.parametrize("page", ["docs/evidence.md", "results/small/RESULTS.md"])
 def test_pages_show_these_numbers(page: str) -> None:
     """Every row of a page's tables that begins with an arm's name, or a seed and an arm's name, by its columns."""
     with (SMALL / "tables" / "table3_niah_single_1.csv").open() as file:
@@ -79,7 +79,7 @@ def test_pages_show_these_numbers(page: str) -> None:
     lines = (
         (ROOT / page)
         .read_text()
-        .split("S-NIAH-1, per cent right of 500" if page == "README.md" else "### S-NIAH-1\n")[1]
+        .split("S-NIAH-1, per cent right of 500" if page == "docs/evidence.md" else "### S-NIAH-1\n")[1]
     )
     columns: list[str] = []
     checked = 0

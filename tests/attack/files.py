@@ -141,7 +141,7 @@ def _change_the_config(draw: Draw, folder: Path) -> str:
         )
         values[name] += draw.choice((1, -1, 7))
         if name == "num_hidden_layers" and values[name] > 0:
-            values["layer_types"] = ["qed"] * values[name]
+            values |= {"layer_types": ["linear_attention"] * values[name], "layer_rules": ["qed"] * values[name]}
     else:
         name = draw.choice(("lambda_max", "read_scale", "norm_eps", "conv_size", "theta_init"))
         values[name[:-1]] = values.pop(name)

@@ -64,7 +64,7 @@ def _tokens(draw: Draw, model: QEDForCausalLM, batch: int, length: int) -> Tenso
 
 def _same(model: QEDForCausalLM, found: Tensor, truth: Tensor, what: str, roundings: float = 1.0) -> None:
     """`roundings`: how many times as sensitive to rounding it is as a logit."""
-    same(found, truth, roundings * TOLERANCES[model.lm_head.weight.dtype], f"{what} of {model.config.layer_types}")
+    same(found, truth, roundings * TOLERANCES[model.lm_head.weight.dtype], f"{what} of {model.config.layer_rules}")
 
 
 def _rows(draw: Draw, model: QEDForCausalLM, width: int) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -190,8 +190,8 @@ def generated_is_recomputed(draw: Draw) -> None:
     for i, row in enumerate(rows):
         expected, margin = _greedy(model, row, count)
         if margin > 1e-3:  # otherwise rounding may choose
-            assert generated[i].tolist() == expected, f"generate, row {i} of {model.config.layer_types}"
-            assert streamed[i].tolist() == expected, f"stream, row {i} of {model.config.layer_types}"
+            assert generated[i].tolist() == expected, f"generate, row {i} of {model.config.layer_rules}"
+            assert streamed[i].tolist() == expected, f"stream, row {i} of {model.config.layer_rules}"
 
 
 def beams_add_up(draw: Draw) -> None:
@@ -211,7 +211,7 @@ def beams_add_up(draw: Draw) -> None:
     )
     likelihoods = model(found.sequences, use_cache=False).logits.double().log_softmax(-1)
     chosen = likelihoods[:, :-1].gather(2, found.sequences[:, 1:, None])[:, ids.shape[1] - 1 :, 0].sum(1)
-    same(found.sequences_scores.double(), chosen, 1e-4, f"scores of beams of {model.config.layer_types}")
+    same(found.sequences_scores.double(), chosen, 1e-4, f"scores of beams of {model.config.layer_rules}")
 
 
 def interleaved_streams_are_apart(draw: Draw) -> None:
@@ -230,7 +230,7 @@ def interleaved_streams_are_apart(draw: Draw) -> None:
         else:
             found[i].append(part)
     for i in (0, 1):
-        identical(torch.cat(found[i], 1), alone[i], f"stream {i} beside another, {model.config.layer_types}")
+        identical(torch.cat(found[i], 1), alone[i], f"stream {i} beside another, {model.config.layer_rules}")
 
 
 def saved_is_loaded(draw: Draw) -> None:

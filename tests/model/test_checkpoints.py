@@ -221,6 +221,16 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         ({"rule": "qet"}, "rule: expected one of linear, .*, got 'qet'"),
         ({"layer_types": ["qed"]}, "layer_types: expected 2 entries, one a layer, got 1"),
         ({"layer_types": ["qed", "gqa"]}, r"layer_types\[1\]: expected one of linear, .*, got 'gqa'"),
+        ({"layer_rules": ["qed"]}, "layer_rules: expected 2 entries, one a layer, got 1"),
+        ({"layer_rules": ["qed", "gqa"]}, r"layer_rules\[1\]: expected one of linear, .*, got 'gqa'"),
+        (
+            {"layer_types": ["eda", "qed"], "layer_rules": ["qed", "qed"]},
+            r"layer_rules\[0\]: expected 'eda', which layer_types\[0\] says, got 'qed'",
+        ),
+        (
+            {"layer_types": ["linear_attention", "full_attention"], "layer_rules": ["qed", "qed"]},
+            r"layer_rules\[1\]: expected None, as layer_types\[1\] is 'full_attention', got 'qed'",
+        ),
         ({"expand_v": 0.3}, "expand_v: expected expand_v × head_dim to be a positive whole number, got 0.3 × 32"),
         ({"num_heads": 0}, "num_heads: expected a positive whole number, got 0"),
         ({"hidden_size": 6.5}, "hidden_size: expected a positive whole number, got 6.5"),

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, DataCollatorWithFlattening, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    DataCollatorWithFlattening,
+    PreTrainedConfig,
+    Trainer,
+    TrainingArguments,
+)
 
 from qed import QEDCache, QEDConfig, QEDForCausalLM, QEDModel
 from qed.recipes import build
@@ -334,3 +341,33 @@ def test_the_first_versions_files_still_load(tmp_path: Path) -> None:
         dtype="float32", architectures=["QEDForCausalLM"]
     ).to_dict() | {"_name_or_path": "", "transformers_version": ""}
     assert type(AutoModel.from_config(config)) is QEDModel
+
+
+MIXED = ["qed", "full_attention", "sliding_attention", "eda"]
+
+
+def test_transformers_own_class_reads_the_file(tmp_path: Path) -> None:
+    """Its Trainer does so when it resumes from a checkpoint. It refuses types of layers that it does not know."""
+    QEDConfig.tiny(num_hidden_layers=4, layer_types=MIXED).save_pretrained(tmp_path)
+    found = PreTrainedConfig.from_pretrained(tmp_path)
+    assert found.layer_types == ["linear_attention", "full_attention", "sliding_attention", "linear_attention"]
+    assert AutoConfig.from_pretrained(tmp_path).layer_rules == ["qed", None, None, "eda"]
+
+
+def test_a_rule_as_a_layers_type_is_that_rule(tmp_path: Path) -> None:
+    """As earlier versions wrote it, alone and beside other layers."""
+    config = QEDConfig.tiny(num_hidden_layers=4, layer_types=MIXED)
+    model = QEDForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    del fields["layer_rules"]
+    file.write_text(json.dumps(fields | {"layer_types": MIXED}))
+    again = QEDForCausalLM.from_pretrained(tmp_path)
+    assert again.config.layer_types == config.layer_types
+    assert again.config.layer_rules == config.layer_rules
+    ids = tokens(1, 9)
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    assert QEDConfig.tiny(rule="gdn2").layer_rules == ["gdn2", "gdn2"]
+    types = ["linear_attention", "full_attention"]
+    assert QEDConfig.tiny(rule="gdn2", layer_types=types).layer_rules == ["gdn2", None]

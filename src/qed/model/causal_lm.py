@@ -17,16 +17,18 @@ from ..layers.sequences import DENSE
 from .arguments import offsets, refuse_unknown, wants_hidden_states
 from .base import QEDPreTrainedModel
 from .cache import QEDCache
-from .config import ATTENTION, QEDConfig
+from .config import QEDConfig
 from .decoding import Decoder, Decoders
 
 
 def make_block(config: QEDConfig, layer: int) -> QEDBlock:
     """The block that a configuration has at a place in the stack."""
     assert config.layer_types is not None
-    kind, sizes = config.layer_types[layer], {"hidden_size": config.hidden_size, "num_heads": config.num_heads}
+    assert config.layer_rules is not None
+    kind, rule = config.layer_types[layer], config.layer_rules[layer]
+    sizes = {"hidden_size": config.hidden_size, "num_heads": config.num_heads}
     mixer: Mixer | Attention
-    if kind in ATTENTION:
+    if rule is None:
         window = config.sliding_window if kind == "sliding_attention" else None
         mixer = Attention(**sizes, head_dim=config.head_dim, window=window, rope_theta=config.rope_theta)
     else:
@@ -34,7 +36,7 @@ def make_block(config: QEDConfig, layer: int) -> QEDBlock:
             **sizes,
             head_dim=config.head_dim,
             value_head_dim=config.value_head_dim,
-            rule=kind,
+            rule=rule,
             conv_size=config.conv_size,
             lambda_max=config.lambda_max,
             read_scale=config.read_scale,

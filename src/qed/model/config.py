@@ -33,6 +33,7 @@ LEAST = {
     **dict.fromkeys(("expand_v", "lambda_max", "initializer_range", "norm_eps", "rope_theta"), 0.0),
     **dict.fromkeys(("theta_init", "read_scale"), -sys.float_info.max),
 }
+RECURRENT = "linear_attention"  # what transformers calls a recurrent layer, whatever its rule is
 ATTENTION = ("full_attention", "sliding_attention")
 INITIALIZERS = ("normal", "xavier")
 
@@ -63,8 +64,12 @@ class QEDConfig(PreTrainedConfig):
         vocab_size, hidden_size, num_hidden_layers, num_heads, head_dim: sizes; a head's keys have `head_dim` channels.
         expand_v: a head's values have `expand_v · head_dim` channels. (Open in the paper: 1.)
         intermediate_size: width of the SwiGLU. (Open: the multiple of 64 that comes nearest to 340M parameters.)
-        rule: a name of `qed.RULES`, for all layers if `layer_types` is None.
-        layer_types: for every layer a name of `qed.RULES`, "full_attention" or "sliding_attention"; None for `rule`.
+        rule: a name of `qed.RULES`, for all recurrent layers that are given no other.
+        layer_types: for every layer "linear_attention", which is a recurrent layer, "full_attention" or
+            "sliding_attention"; None if all are recurrent. These are transformers' own words, which its Trainer asks
+            for when it resumes. A name of `qed.RULES` is a recurrent layer with that rule, as in older checkpoints.
+        layer_rules: for every layer a name of `qed.RULES`, or None if it is not recurrent; None if `layer_types` and
+            `rule` say it.
         lambda_max, theta_init: λ_h = lambda_max · sigmoid(θ_h), θ_h starts at theta_init.
         conv_size: taps of the short convolution of q, k and v. (Open: 4.)
         read_scale: factor on the read of the state.
@@ -94,6 +99,7 @@ class QEDConfig(PreTrainedConfig):
     intermediate_size: int = 2496
     rule: str = "qed"
     layer_types: list[str] | None = None
+    layer_rules: list[str | None] | None = None
     lambda_max: float = 0.25
     theta_init: float = -2.0
     conv_size: int = 4
@@ -116,9 +122,21 @@ class QEDConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.check_names(name for name in kwargs if not _is_of_transformers(name))
         if self.layer_types is None and type(self.num_hidden_layers) is int:
-            self.layer_types = [self.rule] * self.num_hidden_layers
+            self.layer_types = [RECURRENT] * self.num_hidden_layers
+        self._separate_rules()
         super().__post_init__(**kwargs)
         self.check()
+
+    def _separate_rules(self) -> None:
+        """Replace every rule among `layer_types` by transformers' word for it, and put it into `layer_rules`."""
+        types = self.layer_types or []
+        said = [name if name in RULES else self.rule if name == RECURRENT else None for name in types]
+        if self.layer_rules is None:
+            self.layer_rules = said
+        for i, (name, rule) in enumerate(zip(types, self.layer_rules, strict=False)):
+            if name in RULES and rule != name:
+                raise ValueError(f"layer_rules[{i}]: expected {name!r}, which layer_types[{i}] says, got {rule!r}")
+        self.layer_types = [RECURRENT if name in RULES else name for name in types]
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
@@ -172,13 +190,18 @@ class QEDConfig(PreTrainedConfig):
         self.validate_layer_type()
 
     def validate_layer_type(self) -> None:
-        """Raise ValueError unless every layer has a type that there is. This replaces transformers' own check, which
-        does not know the rules."""
-        types = self.layer_types or []
-        if len(types) != self.num_hidden_layers:
-            raise ValueError(f"layer_types: expected {self.num_hidden_layers} entries, one a layer, got {len(types)}")
-        for i, name in enumerate(types):
-            check_choice(f"layer_types[{i}]", name, (*RULES, *ATTENTION))
+        """Raise ValueError unless every layer has a type that there is, and a recurrent one a rule. This replaces
+        transformers' own check, which accepts types that this model does not have."""
+        types, rules = self.layer_types or [], self.layer_rules or []
+        for field, given in (("layer_types", types), ("layer_rules", rules)):
+            if len(given) != self.num_hidden_layers:
+                raise ValueError(f"{field}: expected {self.num_hidden_layers} entries, one a layer, got {len(given)}")
+        for i, (name, rule) in enumerate(zip(types, rules, strict=True)):
+            check_choice(f"layer_types[{i}]", name, (*RULES, RECURRENT, *ATTENTION))
+            if name == RECURRENT:
+                check_choice(f"layer_rules[{i}]", rule, RULES)
+            elif rule is not None:
+                raise ValueError(f"layer_rules[{i}]: expected None, as layer_types[{i}] is {name!r}, got {rule!r}")
 
     @classmethod
     def tiny(cls, **changes: Any) -> QEDConfig:
