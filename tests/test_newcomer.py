@@ -81,7 +81,8 @@ def test_the_readmes_commands_from_a_clean_clone(clone: Path) -> None:
     assert ["make", "reproduce"] in commands(first)
     typed(as_printed(first), clone)
     report = clone / re.search(r"The report is `(.*?)`", README.read_text())[1]
-    check_page(report, 3_000_000, "QED", "GDN-2")
+    check_page(report, 3_000_000, "QED", "GDN-2", 'href="look.html"')
+    check_page(report.with_name("look.html"), 5_000_000, "Remember")
 
     assert any(x[:2] == ["qed", "look"] for block in others for x in commands(block))
     for block in others:

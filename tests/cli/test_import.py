@@ -82,6 +82,7 @@ def test_the_arm_of_the_readme_is_trained_and_evaluated(arms: Path) -> None:
     call("eigenvalues", run, "--data", run / "validation", "--tokens", "100", "--import", arms)
     assert "query-only" in call("explain", run, "--import", arms)
     call("generate", run, "The", "--max-new-tokens", "2", "--import", arms, "--device", "cpu")
+    assert "written: look.html" in call("look", run, "The baker forgot a lamp", "--import", arms, "--device", "cpu")
     (read,), problems = survey(Path("runs"))
     assert (read.arm, problems) == ("query-only", [])
 

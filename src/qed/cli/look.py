@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .console import console_for
-from .options import Checkpoint, Device, Tokenizer, device_for, writable
+from .options import Checkpoint, Device, Import, Tokenizer, device_for, writable
 
 commands = typer.Typer()
 
@@ -21,6 +21,7 @@ def _look(
         "look.html"
     ),
     tokenizer: Tokenizer = None,
+    import_: Import = None,
     device: Device = "auto",
 ) -> None:
     """Write a page on which every token of a text shows what it reads and what was erased, in every layer and head."""

@@ -182,7 +182,7 @@ class TrainConfig:
             elif name in plain:
                 values[name] = parse_field(text, kinds[name])
             else:
-                check_choice("--set", name, [*parameters, *sorted(plain), "model.FIELD", "optimizer.SETTING"])
+                check_choice("--set", name, [*sorted({*parameters, *plain}), "model.FIELD", "optimizer.SETTING"])
         total = values.get("total_tokens")
         if isinstance(total, int):  # anything else is refused below
             values.setdefault("decay_start_tokens", self.decay_start_tokens * total // self.total_tokens)
