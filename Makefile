@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.tools
 QUESTION := "Remember kinu kuhi. The baker forgot a lamp. Recall kinu"
 
 .DEFAULT_GOAL := help
@@ -11,48 +12,53 @@ QUESTION := "Remember kinu kuhi. The baker forgot a lamp. Recall kinu"
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(READY) ## build .venv from the pinned versions (the other targets do this themselves)
+setup: $(TOOLS) ## build .venv from the pinned versions (the other targets do this themselves)
 
 # torch first and by its exact version, so that no other package's looser wish can choose another build.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qed needs Python 3.11 or newer, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --progress-bar on $$(grep '^torch==' constraints.txt) -c constraints.txt
+	$(BIN)/python -m pip install --progress-bar on -e '.[analysis]' -c constraints.txt
+	touch $@
+
+# What tests, style and documents need is installed when they are first asked for: the main job begins without it.
+$(TOOLS): $(READY)
 	$(BIN)/python -m pip install --progress-bar on -e '.[dev]' -c constraints.txt
 	touch $@
 
 reproduce: $(READY) ## run the main job
 	$(BIN)/qed reproduce
 
-# A model this small is not faster with more threads, and larger initial weights let it learn to recall within 300 steps.
+# A model this small is not faster with more threads, and larger initial weights let it begin to recall within 250 steps.
 demo: export OMP_NUM_THREADS = 1
 demo: $(READY) ## train a tiny model, let it answer, make a page of what it reads and forgets: under a minute
-	$(BIN)/qed train mini --set total_tokens=300000 --set model.initializer_range=0.1 --out runs/demo
+	$(BIN)/qed train mini --set total_tokens=250000 --set model.initializer_range=0.1 --out runs/demo
 	$(BIN)/qed generate runs/demo $(QUESTION) --max-new-tokens 1
 	$(BIN)/qed look runs/demo $(QUESTION) --out runs/demo/look.html
 
-test: $(READY) ## run the tests, but for the slow sweeps
+test: $(TOOLS) ## run the tests, but for the slow sweeps
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --durations 5
 
-test-all: $(READY) ## run the slow sweeps that `make test` leaves out
+test-all: $(TOOLS) ## run the slow sweeps that `make test` leaves out
 	$(BIN)/python -m pytest -m slow --dist worksteal --numprocesses auto --maxprocesses 4 --durations 5
 
-test-gpu: $(READY) ## run the kernels' tests on a GPU
+test-gpu: $(TOOLS) ## run the kernels' tests on a GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "test-gpu: no CUDA device here")'
 	$(BIN)/python -m pytest --numprocesses 4 --durations 5 tests/test_routes.py tests/kernels tests/layers tests/ops/test_gpu.py tests/model/test_gpu.py tests/train/test_gpu.py
 
-attack: $(READY) ## fuzz everything for half an hour; ONLY=op, or ONLY=op.laws SEED=3 for one case
+attack: $(TOOLS) ## fuzz everything for half an hour; ONLY=op, or ONLY=op.laws SEED=3 for one case
 	$(BIN)/python -m tests.attack $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(SHARE),--share $(SHARE))
 
-lint: $(READY) ## style and types
+lint: $(TOOLS) ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(READY) ## build the site of docs/ into site/
+docs: $(TOOLS) ## build the site of docs/ into site/
 	$(BIN)/python docs/build.py
 
-bench: $(READY) ## the CPU benchmark; results under benchmarks/results
+bench: $(TOOLS) ## the CPU benchmark; results under benchmarks/results
 	$(BIN)/python benchmarks/recurrence_cpu.py
 
 clean: ## remove .venv, the site and caches

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from qed.data.synthetic import VALUES
+
 from .browser import CHROMIUM, opened
 from .documents import ROOT, blocks, commands, inline
 
@@ -108,20 +110,29 @@ def test_the_readmes_commands_from_a_clean_clone(clone: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_ends_with_a_page(clone: Path) -> None:
     printed = typed("make demo", clone)
+    answer = re.search(r"^\S+ generate .*\n(\w+)\n", printed, re.M)[1]
+    assert answer in VALUES  # it has learned that a value follows
     page = Path(re.search(r"file://(\S+)", printed)[1])
     assert page.is_relative_to(clone)
     check_page(page, 5_000_000, "kinu")
 
 
-def test_make_sets_up_what_is_pinned(tmp_path: Path) -> None:
-    """In a tree without a `.venv`: torch of the one version first, then everything else, held to the pinned ones."""
+def planned(target: str, folder: Path) -> list[str]:
+    """The commands that `make` would run for a target in a tree without a `.venv`."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    planned = subprocess.run(["make", "-n", "reproduce"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    lines = [x for x in planned.stdout.splitlines() if not x.startswith("make")]
-    torch, everything = (x for x in lines if " pip install " in x)
+        shutil.copy(ROOT / name, folder)
+    printed = subprocess.run(["make", "-n", target], cwd=folder, capture_output=True, text=True, check=True).stdout
+    return [x for x in printed.splitlines() if not x.startswith("make")]
+
+
+def test_make_sets_up_what_is_pinned(tmp_path: Path) -> None:
+    """Torch of the one version first, then what the main job needs, and only for the tests what they need."""
+    lines = planned("reproduce", tmp_path)
+    torch, package = (x for x in lines if " pip install " in x)
     assert "grep '^torch==' constraints.txt" in torch
     assert re.search(r"^torch==\d", (ROOT / "constraints.txt").read_text(), re.M)
-    assert "-e '.[dev]' -c constraints.txt" in everything
-    assert lines.index(torch) < lines.index(everything) < lines.index(".venv/bin/qed reproduce")
-    assert "touch .venv/.ready" in lines
+    assert "-e '.[analysis]' -c constraints.txt" in package
+    assert lines.index(torch) < lines.index(package) < lines.index(".venv/bin/qed reproduce")
+    tested = planned("test", tmp_path)
+    assert tested[: lines.index(package) + 1] == lines[: lines.index(package) + 1]
+    assert "-e '.[dev]' -c constraints.txt" in next(x for x in reversed(tested) if " pip install " in x)
