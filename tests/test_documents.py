@@ -134,20 +134,13 @@ def test_the_commands_of_a_page_are_those_of_the_program(page: Path, monkeypatch
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [ROOT / x for x in TRAINED], ids=name)
 def test_a_tutorial_that_trains_works_as_printed(page: Path, tmp_path: Path) -> None:
-    """Its commands and its Python, one after the other, in an empty folder."""
+    """Its commands one after the other, in an empty folder, and then its Python."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    python = ""
-    for block in blocks(page):
-        if block.language == "python":
-            python += block.code
-            command = [sys.executable, "-c", python]
-        elif block.language == "sh":
-            command = ["bash", "-euo", "pipefail", "-c", block.code]
-        else:
-            continue
+    code = {language: "".join(x.code for x in blocks(page) if x.language == language) for language in ("sh", "python")}
+    for command in (["bash", "-euo", "pipefail", "-c", code["sh"]], [sys.executable, "-c", code["python"]]):
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{block.code}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert (tmp_path / "report" / "report.html").exists()
 
 
