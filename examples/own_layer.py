@@ -54,7 +54,7 @@ class PackagedLayer(nn.Module):
         super().__init__()
         sizes = {"hidden_size": width, "num_heads": heads, "head_dim": width // heads, "value_head_dim": width // heads}
         self.mixer = Mixer(**sizes, rule="qed")
-        # A new Mixer's parameters have no values yet: this gives every part of it those that our own models start from.
+        # Its matrices begin as torch's do. This gives them what our own models start from, which learns faster here.
         self.mixer.apply(lambda part: initialize(part, QEDConfig(initializer_range=0.1)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -124,3 +124,21 @@ def test_unknown_names() -> None:
         Mixer(**SIZES, value_head_dim=8, rule="qet")
     with pytest.raises(ValueError, match="activation: expected one of silu, sigmoid, got 'relu'"):
         Mixer(**SIZES, value_head_dim=8, output_gate="relu")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_new_layer_has_initial_values(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody wrote is poisoned here, and a layer by itself is still finite; the same seed goes on as if no
+    layer had drawn anything but its matrices."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(torch.nan))
+    torch.manual_seed(0)
+    mixer = Mixer(hidden_size=24, num_heads=2, head_dim=16, value_head_dim=16, rule=rule)
+    after = torch.rand(3)
+    assert all(x.isfinite().all() for x in (*mixer.parameters(), *mixer.buffers()))
+    assert mixer(torch.randn(2, 5, 24))[0].isfinite().all()
+    torch.manual_seed(0)
+    for module in mixer.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.reset_parameters()
+    assert torch.equal(torch.rand(3), after)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..routes import AUTO, Call, Impl
 from .functions import last_inputs
+from .initialization import fill_convolution, filled
 from .routes import CONVOLUTION
 from .sequences import DENSE, Sequences
 
@@ -25,7 +26,7 @@ class ShortConvolution(nn.Module):
         super().__init__()
         if width < 1:
             raise ValueError(f"width: expected a positive number of taps, got {width}")
-        self.weight = nn.Parameter(torch.empty(channels, width))
+        self.weight = nn.Parameter(filled(torch.empty(channels, width), fill_convolution))
 
     def forward(
         self,

@@ -10,6 +10,7 @@ A rule's row says which of these it takes and how wide they are; the layer has p
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from ..rules import RULES, Operands, Projections, l2_normalize
 from .context import Context
 from .convolution import ShortConvolution
 from .functions import last_inputs
+from .initialization import THETA, fill_directions, fill_log_rate, fill_time_step, filled
 from .norm import GatedRMSNorm, RMSNorm
 from .projections import into_residual
 from .routes import OPERANDS, project
@@ -91,6 +93,7 @@ class Mixer(nn.Module):
         def width(wanted: str, channels: int) -> int:
             return {"none": 0, "head": num_heads, "channel": channels}[wanted]
 
+        numbers = partial(torch.empty, dtype=torch.float32)  # in float32 whatever the layer is computed in
         # One matrix for all that comes from x: how many outputs each part has. q, k and v lie side by side for the
         # convolution.
         self.parts = {"qkv": 2 * keys + values}
@@ -102,12 +105,12 @@ class Mixer(nn.Module):
         self.f_proj = nn.Linear(decay_rank, keys, bias=False) if self.row.decay == "channel" else None
         self.g_proj = nn.Linear(gate_rank, values) if gate_inputs and gate_rank else None
         if self.row.decay != "none":
-            self.A_log = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
-            self.dt_bias = nn.Parameter(torch.empty(width(self.row.decay, keys), dtype=torch.float32))
+            self.A_log = nn.Parameter(filled(numbers(num_heads), fill_log_rate))
+            self.dt_bias = nn.Parameter(filled(numbers(width(self.row.decay, keys)), fill_time_step))
         if self.row.strength:
-            self.theta = nn.Parameter(torch.empty(num_heads, dtype=torch.float32))
+            self.theta = nn.Parameter(numbers(num_heads).fill_(THETA))
         if self.row.direction == "head":
-            self.register_buffer("random_direction", torch.empty(num_heads, head_dim, dtype=torch.float32))
+            self.register_buffer("random_direction", filled(numbers(num_heads, head_dim), fill_directions))
         self.o_norm = (
             GatedRMSNorm(value_head_dim, output_gate, norm_eps) if output_gate else RMSNorm(value_head_dim, norm_eps)
         )

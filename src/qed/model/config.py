@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from ..choices import check_choice, nearest
 from ..layers.functions import ACTIVATIONS
+from ..layers.initialization import THETA
 from ..rules import RULES
 
 FORMAT_VERSION = 1
@@ -101,7 +102,7 @@ class QEDConfig(PreTrainedConfig):
     layer_types: list[str] | None = None
     layer_rules: list[str | None] | None = None
     lambda_max: float = 0.25
-    theta_init: float = -2.0
+    theta_init: float = THETA
     conv_size: int = 4
     read_scale: float = 1.0
     output_gate: str | None = "silu"

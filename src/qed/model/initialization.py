@@ -4,12 +4,9 @@
 |---|---|
 | matrices, embeddings | normal, `initializer_range` |
 | projections back into the residual stream (o_proj, down_proj) | normal, `initializer_range` / √(2 · layers) |
-| short convolution | uniform in ± 1/√taps |
 | norms | 1; biases 0 |
-| A_log | log of uniform in [1, 16], one per head |
-| dt_bias | softplus⁻¹ of log-uniform in [1e-3, 0.1] |
 | θ | `theta_init` |
-| random direction of QED-rand | a unit vector per head |
+| short convolution, A_log, dt_bias, random directions | as every layer has them (`layers/initialization.py`) |
 
 With `initializer="xavier"` every matrix of a token mixer, o_proj too, is uniform in ± gain · √(6 / (inputs + outputs))
 with gain 2^−2.5 instead, as in NVIDIA's release of GDN-2. That release has one matrix for each projection of x where
@@ -25,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import Mixer, RMSNorm, ShortConvolution
+from ..layers.initialization import fill_convolution, fill_directions, fill_log_rate, fill_time_step
 from ..layers.projections import is_into_residual
 from .config import QEDConfig
 
@@ -46,8 +44,7 @@ def initialize(module: nn.Module, config: QEDConfig) -> None:
     elif isinstance(module, RMSNorm) and not _filled(module.weight):
         module.weight.fill_(1.0)
     elif isinstance(module, ShortConvolution) and not _filled(module.weight):
-        bound = module.weight.shape[1] ** -0.5
-        module.weight.uniform_(-bound, bound)
+        fill_convolution(module.weight)
     elif isinstance(module, Mixer):
         _initialize_mixer(module, config)
 
@@ -57,15 +54,13 @@ def _initialize_mixer(module: Mixer, config: QEDConfig) -> None:
         _initialize_projections(module)
     if module.row.decay != "none":
         if not _filled(module.A_log):
-            module.A_log.uniform_(1.0, 16.0).log_()
+            fill_log_rate(module.A_log)
         if not _filled(module.dt_bias):
-            dt = torch.empty_like(module.dt_bias).uniform_(math.log(1e-3), math.log(0.1)).exp_()
-            module.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus⁻¹
+            fill_time_step(module.dt_bias)
     if module.row.strength and not _filled(module.theta):
         module.theta.fill_(config.theta_init)
     if module.row.direction == "head" and not _filled(module.random_direction):
-        module.random_direction.normal_()
-        module.random_direction /= module.random_direction.norm(dim=-1, keepdim=True)
+        fill_directions(module.random_direction)
 
 
 def _initialize_projections(module: Mixer) -> None:
