@@ -72,7 +72,7 @@ from qed.analysis import names, results
 from qed.eval.task import NeedleTask
 from qed.eval.tasks import named
 problems = []
-found["results"] = {name: x.result["correct"] for name, x in results.folder(Path(out), problems).items()}
+found["results"] = {name: x.result["correct"] for name, x in results.folder(Path(out), problems, 1.0).items()}
 found["title"] = names.TITLES["echo"], named("echo", NeedleTask, "--needles").title, "echo" in names.NEEDLES, problems
 Path(out, "said.json").write_text(json.dumps(found))
 """

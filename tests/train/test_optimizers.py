@@ -267,7 +267,7 @@ def test_killed_it_resumes_bit_for_bit(corpus: str, muon_run: Path, tmp_path: Pa
         ),
         ({"optimizer": "muon", "optimizer.momentum": "1"}, "optimizer.momentum: expected a number from 0 to below 1"),
         ({"optimizer": "muon", "optimizer.momentum": "x"}, "optimizer.momentum: expected a number, got 'x'"),
-        ({"optimizer_settings": "{}"}, "--set: expected one of .*optimizer.SETTING, got optimizer_settings"),
+        ({"optimizer_settings": "{}"}, "--set: expected one of .*optimizer.SETTING, got 'optimizer_settings'"),
     ],
 )
 def test_what_is_no_optimiser(changes: dict[str, str], message: str) -> None:
