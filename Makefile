@@ -38,7 +38,7 @@ demo: $(READY) ## train a tiny model, let it answer, make a page of what it read
 	$(BIN)/qed look runs/demo $(QUESTION) --out runs/demo/look.html
 
 test: $(TOOLS) ## run the tests, but for the slow sweeps
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --durations 5
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist worksteal --durations 5
 
 test-all: $(TOOLS) ## run the slow sweeps that `make test` leaves out
 	$(BIN)/python -m pytest -m slow --dist worksteal --numprocesses auto --maxprocesses 4 --durations 5

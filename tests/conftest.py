@@ -15,6 +15,7 @@ settings.register_profile(
 )
 settings.load_profile("qed")
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

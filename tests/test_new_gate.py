@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import qed
 
 # Lines, and what is added behind each: a gate m that multiplies the erase vector.
@@ -70,6 +72,7 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
+@pytest.mark.slow
 def test_a_gate_is_two_files(tmp_path: Path) -> None:
     source = tmp_path / "src" / "qed"
     shutil.copytree(Path(qed.__file__).parent, source, ignore=shutil.ignore_patterns("__pycache__"))

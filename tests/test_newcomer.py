@@ -46,7 +46,7 @@ def clone(tmp_path: Path) -> Path:
 
 def environment() -> dict[str, str]:
     """The environment of a new shell: without what the tests set for themselves."""
-    ours = ("PYTHONPATH", "TRITON_INTERPRET", "VIRTUAL_ENV")
+    ours = ("OMP_NUM_THREADS", "PYTHONPATH", "TRITON_INTERPRET", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("PYTEST_")}
 
 

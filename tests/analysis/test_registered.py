@@ -254,6 +254,7 @@ def report(*words: object) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_the_page_of_a_plan(made: Path, tmp_path: Path) -> None:
     """A unit of another code is named and left out; the others are tested, of two folders together."""
     shutil.copytree(made / "medium", tmp_path / "runs")

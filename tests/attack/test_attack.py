@@ -5,7 +5,11 @@ import pytest
 from .running import written
 from .table import FUZZERS, Fuzzer
 
-CASES = [pytest.param(fuzzer, seed, id=f"{fuzzer.name}-{seed}") for fuzzer in FUZZERS for seed in range(fuzzer.small)]
+CASES = [
+    pytest.param(fuzzer, seed, id=f"{fuzzer.name}-{seed}", marks=[pytest.mark.slow] if "kill" in fuzzer.name else [])
+    for fuzzer in FUZZERS
+    for seed in range(fuzzer.small)
+]
 
 
 @pytest.mark.parametrize(("fuzzer", "seed"), CASES)

@@ -90,6 +90,7 @@ def test_tuning_keeps_what_wins_by_more_than_noise(tmp_path: Path, monkeypatch: 
     assert json.loads(file.read_text())["settings"] == report["settings"]
 
 
+@pytest.mark.slow
 def test_the_model_is_measured_behind_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qed.bench.model.compile_blocks", lambda model: None)  # a compiler is not what is tested
     file = tmp_path / "model.json"

@@ -57,6 +57,7 @@ def test_their_score_is_ours(said: str) -> None:
     assert bool(found) == niah.correct(said, "1234567")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_what_cannot_run_is_found_first(tmp_path: Path) -> None:
     """A task lm-eval does not have, a file without answers, a checkpoint without a tokenizer; nothing is written."""

@@ -1,5 +1,6 @@
 """A tiny model that has learned to find a needle scores high; its answers against others' golds score by chance."""
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -32,6 +33,7 @@ def sample(random: torch.Generator, length: int) -> tuple[str, str]:
     return " ".join([*noise[:place], "needle", key, value, *noise[place:], "ask", key]), value
 
 
+@pytest.mark.slow
 def test_right_is_told_from_wrong() -> None:
     torch.manual_seed(0)
     random, encoder = torch.Generator().manual_seed(0), tokenizer()

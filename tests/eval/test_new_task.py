@@ -78,6 +78,7 @@ Path(out, "said.json").write_text(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_a_new_task_is_one_file(tmp_path: Path) -> None:
     shutil.copytree(Path(qed.__file__).parent, tmp_path / "src" / "qed")
     (tmp_path / "src" / "qed" / "eval" / "tasks" / "echo.py").write_text(ECHO)

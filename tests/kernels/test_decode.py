@@ -90,7 +90,7 @@ def test_every_form_of_the_layer(changes: dict[str, Any]) -> None:
     assert all(x < ROUNDING[torch.float32] for x in found.values()), found
 
 
-@pytest.mark.parametrize("numbers", [16, 32])
+@pytest.mark.parametrize("numbers", [16, *slow(32)])
 def test_matrices_wider_than_a_program_holds(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "NUMBERS", numbers)  # the block is 24 wide, its SwiGLU 40
     assert all(x < ROUNDING[torch.float32] for x in errors(block(), 1, torch.float32).values())

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.marks import slow
-
 SCRIPT = """
 import torch
 import torch.distributed as dist
@@ -46,7 +44,8 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("processes", [2, *slow(3)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
 def test_stretches_are_the_whole(processes: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -61,6 +61,7 @@ def test_what_is_shared_is_made_once_by_processes_started_together(tmp_path: Pat
     assert len(identities) == 1
 
 
+@pytest.mark.slow
 def test_a_training_is_left_to_whoever_has_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with held(out / "runs" / "gdn2-0", "unit"):

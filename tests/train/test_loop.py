@@ -124,6 +124,7 @@ def test_killed_again_and_again(corpus: str, whole: Path, tmp_path: Path) -> Non
     assert numbers(tmp_path) == numbers(whole)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_says_it_can_go_on(corpus: str, whole: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(command(corpus, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "metrics.jsonl"
