@@ -45,8 +45,9 @@ def clone(tmp_path: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a new shell: without what the tests set for themselves."""
-    ours = ("OMP_NUM_THREADS", "PYTHONPATH", "TRITON_INTERPRET", "VIRTUAL_ENV")
+    """The environment of a new shell: without what the tests set for themselves, but for one thread a process, because
+    other tests run beside this one, and threads that wait for one another slow both down many times over."""
+    ours = ("PYTHONPATH", "TRITON_INTERPRET", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if name not in ours and not name.startswith("PYTEST_")}
 
 
