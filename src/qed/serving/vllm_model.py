@@ -198,7 +198,10 @@ class SoftmaxBlock(ServedBlock):
             x, positions, residual: as in `ServedBlock.mix`.
         """
         q, k, v = (y[0].flatten(1) for y in self.block.mixer.rotated(x[None], positions[None]))
-        y: Tensor = self.block.mixer.o_proj(self.attention(q, k, v))
+        o = self.attention(q, k, v)
+        if get_forward_context().attn_metadata is None:  # tokens that belong to no request: vLLM has written nothing
+            o = torch.zeros_like(o)
+        y: Tensor = self.block.mixer.o_proj(o)
         return y if residual is None else residual + y
 
 
