@@ -40,14 +40,42 @@ from .sharding import Shards, config_of_process
 
 
 @dataclass(frozen=True, kw_only=True)
+class Requests:
+    """Some requests of a step, and where their states are."""
+
+    tokens: slice  # of the step's row
+    slots: Tensor | slice  # one for each request; a slice where they lie side by side, so that nothing is copied
+    begins: Tensor | None  # bool, which of them begin with this step, from states of zeros; None if none does
+    sequences: Sequences  # one token each, or packed
+
+    @staticmethod
+    def of(tokens: slice, slots: Tensor, begins: Tensor, sequences: Sequences) -> Requests:
+        """Return the requests. What a CPU can look at without waiting makes a step cheaper.
+
+        Args:
+            tokens: their tokens in the step's row.
+            slots: [requests], where the state of each is.
+            begins: [requests] bool, which of them begin.
+            sequences: the layout of their tokens.
+        """
+        if slots.device.type != "cpu":
+            return Requests(tokens=tokens, slots=slots, begins=begins, sequences=sequences)
+        numbers = slots.tolist()
+        together = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        return Requests(
+            tokens=tokens,
+            slots=slice(numbers[0], numbers[-1] + 1) if together else slots,
+            begins=begins if begins.any() else None,
+            sequences=sequences,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """What recurrent layers have to know of one step of the engine. All layers whose states lie alike share it."""
 
-    decodes: int  # how many requests have one token in this step; they come first
+    requests: list[Requests]  # those with one token each, if there are some, and then all others
     tokens: int  # of all requests; what follows them in the row is padding
-    slots: Tensor  # [requests], where the state of each request is
-    begins: Tensor  # [requests] bool, whether a request begins with this step, from a state of zeros
-    starts: Tensor  # [requests beyond `decodes` + 1], the offsets of their tokens after those of the others
 
 
 class StepBuilder(LinearAttentionMetadataBuilder):
@@ -58,15 +86,17 @@ class StepBuilder(LinearAttentionMetadataBuilder):
     def build(self, *arguments: Any, **options: Any) -> Step:
         """Return the step that vLLM's arguments describe."""
         said = super().build(*arguments, **options)
-        decodes, requests = said.num_decodes, said.num_decodes + said.num_prefills
-        starts = said.query_start_loc[: requests + 1].to(torch.int64)
-        return Step(
-            decodes=decodes,
-            tokens=said.num_decode_tokens + said.num_prefill_tokens,
-            slots=said.state_indices_tensor[:requests].to(torch.int64),
-            begins=said.seq_lens[:requests] == starts.diff(),
-            starts=starts[decodes:] - said.num_decode_tokens,
-        )
+        alone, every = said.num_decodes, said.num_decodes + said.num_prefills
+        tokens = said.num_decode_tokens + said.num_prefill_tokens
+        starts = said.query_start_loc[: every + 1].to(torch.int64)
+        slots, begins = said.state_indices_tensor[:every].to(torch.int64), said.seq_lens[:every] == starts.diff()
+        requests = []
+        if alone:
+            requests.append(Requests.of(slice(0, alone), slots[:alone], begins[:alone], DENSE))
+        if alone < every:
+            packed = Sequences(cu_seqlens=starts[alone:] - said.num_decode_tokens)
+            requests.append(Requests.of(slice(alone, tokens), slots[alone:], begins[alone:], packed))
+        return Step(requests=requests, tokens=tokens)
 
 
 class StepBackend(LinearAttentionBackend):
@@ -148,31 +178,28 @@ class RecurrentBlock(ServedBlock, MambaBase):
             y, _ = self.block.mixer(x[None], residual=None if residual is None else residual[None])
             return y[0]
         step: Step = found[self.prefix]
-        decodes, parts = step.decodes, []
-        if decodes:
-            parts.append(self._run(step, slice(0, decodes), x[:decodes, None], residual, DENSE)[:, 0])
-        if decodes < step.tokens:
-            sequences = Sequences(cu_seqlens=step.starts)
-            parts.append(self._run(step, slice(decodes, None), x[None, decodes : step.tokens], residual, sequences)[0])
+        parts = [self._run(requests, x, residual) for requests in step.requests]
         if step.tokens < x.shape[0]:
             parts.append(torch.zeros_like(x[step.tokens :]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _run(self, step: Step, requests: slice, x: Tensor, residual: Tensor | None, sequences: Sequences) -> Tensor:
-        """Run some requests' tokens x, [requests, 1, hidden] or packed, from their states, and keep the new states."""
-        slots, begins, (conv, recurrent) = step.slots[requests], step.begins[requests], self.kv_cache
-        state = MixerState(
-            conv[slots].masked_fill_(begins[:, None, None], 0),
-            recurrent[slots].masked_fill_(begins[:, None, None, None], 0),
+    def _run(self, requests: Requests, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return what the mixer makes of some requests' tokens of the row x, from their states, and keep the new
+        states."""
+        alone, slots = requests.sequences is DENSE, requests.slots
+        cached_conv, cached_recurrent = self.kv_cache
+        conv, recurrent = cached_conv[slots], cached_recurrent[slots]
+        if requests.begins is not None:
+            conv.masked_fill_(requests.begins[:, None, None], 0)
+            recurrent.masked_fill_(requests.begins[:, None, None, None], 0)
+        batched = [None if y is None else y[requests.tokens].unsqueeze(1 if alone else 0) for y in (x, residual)]
+        y, new = self.block.mixer(
+            batched[0], MixerState(conv, recurrent), requests.sequences, residual=batched[1], inplace=alone
         )
-        if residual is not None:
-            residual = (
-                residual[: step.decodes, None] if sequences is DENSE else residual[None, step.decodes : step.tokens]
-            )
-        y, state = self.block.mixer(x, state, sequences, residual=residual, inplace=sequences is DENSE)
-        conv[slots] = state.conv
-        recurrent[slots] = state.recurrent
-        return y
+        cached_conv[slots] = new.conv
+        if not (alone and isinstance(slots, slice)):  # otherwise the step has written it in its place
+            cached_recurrent[slots] = new.recurrent
+        return y.squeeze(1 if alone else 0)
 
 
 class SoftmaxBlock(ServedBlock):
