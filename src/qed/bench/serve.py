@@ -2,13 +2,15 @@
 
 Nothing is timed before it is right: vLLM has to answer prompts with the tokens that `stream` gives. The same weights
 are then timed in turns, in one run: `stream` with one sequence, vLLM with one request, and vLLM with many at the same
-time. On a CPU `stream` is timed with one thread and with all: a model may be too small for more than one. The engine
-runs in processes of its own, as a server's does. Weights are random, with a deviation that keeps logits apart, so that
-rounding does not decide between tokens.
+time. vLLM is timed twice: with its engine in this process, as a program that calls it may have it, and in processes of
+its own, as a server has it. On a CPU `stream` is timed with one thread and with all, because a model may be too small
+for more than one; vLLM chooses its own, and a server of it leaves a core to the process that talks to clients. Weights
+are random, with a deviation that keeps logits apart, so that rounding does not decide between tokens.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -25,9 +27,11 @@ from ..model.decoding import stream
 from .measuring import Bench, GateError, Report
 from .model import PROMPT, make, tokens_per_second
 
+Answer = Callable[[torch.Tensor, int], list[list[int]]]
 DEVIATION = 0.1  # of the weights
 GATED, GATED_TOKENS = 8, 32  # prompts and tokens that are compared before anything is timed
-STATES = 2**30  # bytes for the states on a CPU, of which vLLM would take nearly all memory
+ENGINES = {"in this process": False, "in its own": True}
+STATES = 2**30  # bytes for the states of each engine; vLLM would take nearly all memory
 
 
 def measure(bench: Bench, *, size: dict[str, Any], requests: int, rounds: int) -> Report:
@@ -46,13 +50,16 @@ def measure(bench: Bench, *, size: dict[str, Any], requests: int, rounds: int) -
     prompts = torch.randint(3, config.vocab_size, (requests, PROMPT), generator=torch.Generator().manual_seed(0))
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        answer = _engine(Path(folder), dtype, requests)
-    _gate(model, prompts[:GATED], answer)
+        engines = {name: _engine(Path(folder), dtype, requests, processes) for name, processes in ENGINES.items()}
+    for name, answer in engines.items():
+        _gate(model, prompts[:GATED], answer, name)
     streams = {f"stream, {n} thread{'s' * (n > 1)}": n for n in sorted({1, torch.get_num_threads()})}
     candidates: dict[str, tuple[Callable[[int], object], int]] = {
         name: (partial(_streamed, model, prompts[:1], threads=n), 1) for name, n in streams.items()
     }
-    candidates |= {f"vLLM, {n} request{'s' * (n > 1)}": (partial(answer, prompts[:n]), n) for n in (1, requests)}
+    for name, answer in engines.items():
+        for n in (1, requests):
+            candidates[f"vLLM {name}, {n} request{'s' * (n > 1)}"] = (partial(answer, prompts[:n]), n)
     report = bench.report(config=config.to_diff_dict(), requests=requests, prompt_tokens=PROMPT)
     rates: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
@@ -70,10 +77,11 @@ def measure(bench: Bench, *, size: dict[str, Any], requests: int, rounds: int) -
     return report
 
 
-def _engine(folder: Path, dtype: torch.dtype, requests: int) -> Callable[[torch.Tensor, int], list[list[int]]]:
-    """Start vLLM; return what answers prompts [N, T] with so many tokens each."""
+def _engine(folder: Path, dtype: torch.dtype, requests: int, processes: bool) -> Answer:
+    """Start vLLM, in processes of its own or in this one; return what answers prompts [N, T] with so many tokens."""
     from vllm import LLM, SamplingParams
 
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(processes))
     llm = LLM(
         str(folder),
         skip_tokenizer_init=True,
@@ -82,7 +90,7 @@ def _engine(folder: Path, dtype: torch.dtype, requests: int) -> Callable[[torch.
         max_num_seqs=requests,
         enable_prefix_caching=False,
         disable_log_stats=True,
-        kv_cache_memory_bytes=None if torch.cuda.is_available() else STATES,
+        kv_cache_memory_bytes=STATES,
     )
 
     def answer(prompts: torch.Tensor, new: int) -> list[list[int]]:
@@ -103,8 +111,10 @@ def _streamed(model: QEDForCausalLM, prompt: torch.Tensor, new: int, *, threads:
     return tokens
 
 
-def _gate(model: QEDForCausalLM, prompts: torch.Tensor, answer: Any) -> None:
+def _gate(model: QEDForCausalLM, prompts: torch.Tensor, answer: Answer, name: str) -> None:
     expected = [_streamed(model, prompt[None], GATED_TOKENS) for prompt in prompts]
     wrong = sum(x != y for x, y in zip(answer(prompts, GATED_TOKENS), expected, strict=True))
     if wrong:
-        raise GateError(f"correctness gate: {wrong} of {len(expected)} answers of vLLM are not those of `stream`")
+        raise GateError(
+            f"correctness gate: {wrong} of {len(expected)} answers of vLLM {name} are not those of `stream`"
+        )
