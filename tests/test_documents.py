@@ -171,6 +171,23 @@ def test_documents_without_their_packages_say_what_to_install(tmp_path: Path) ->
     assert not site.exists()
 
 
+@pytest.mark.slow
+def test_a_build_that_fails_leaves_the_site_that_was_there(tmp_path: Path) -> None:
+    """And nothing beside it. A page with a broken link is enough."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "mkdocs.yml").write_text("site_name: x\nvalidation: {links: {not_found: warn}}\n")
+    command = [sys.executable, str(BUILD), "--config-file", str(tmp_path / "mkdocs.yml")]
+    command += ["--site-dir", str(tmp_path / "site")]
+    statuses = []
+    for text in ("# Whole\n", "# Broken\n\n[nowhere](nowhere.md)\n", "# Whole again\n"):
+        (tmp_path / "docs" / "index.md").write_text(text)
+        statuses.append(subprocess.run(command, capture_output=True).returncode)
+        assert "Broken" not in (tmp_path / "site" / "index.html").read_text()
+        assert {x.name for x in tmp_path.iterdir()} == {"docs", "mkdocs.yml", "site"}
+    assert statuses == [0, 1, 0]
+    assert "Whole again" in (tmp_path / "site" / "index.html").read_text()
+
+
 def test_the_tree_names_everything_at_the_top_and_every_folder() -> None:
     tree, package = (ROOT / "docs" / "reference" / "tree.md").read_text(), ROOT / "src" / "qed"
     files = {x.name for x in package.glob("*.py") if not x.name.startswith("__")}

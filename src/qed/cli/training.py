@@ -64,7 +64,9 @@ def _prepare(
     """Turn documents into token shards for training."""
     from ..data.practice import Practice
     from ..data.prepare import prepare
+    from ..eval.expressing import warn_of_practice
 
+    console = console_for(stderr=True)
     prepare(
         source,
         tokenizer=tokenizer,
@@ -75,7 +77,8 @@ def _prepare(
         limit=limit,
         part=part,
         mix=Practice(share=practice) if practice else None,
-        console=console_for(stderr=True),
+        look=lambda tokenizer: warn_of_practice(tokenizer, console) if practice else None,
+        console=console,
     )
 
 
@@ -108,8 +111,10 @@ def _train(
     import_: Import = None,
 ) -> None:
     """Train a model by a recipe. All but `mini`, which has a built-in corpus, need --set data=FOLDER."""
+    from ..eval.expressing import warn_of_corpus
     from ..recipes import build
     from ..reproduce.corpus import built_in, make_built_in
+    from ..train.loggers import make
     from ..train.loop import Diverged, train
     from .summary import summarise
 
@@ -117,6 +122,7 @@ def _train(
     changes = assignments(set_)
     corpus = built_in(recipe, changes, out)
     config = build(recipe, changes | corpus)
+    make(config.loggers)  # so that what cannot be logged is said first
     if dry_run:
         from ..train.plan import plan
 
@@ -126,6 +132,8 @@ def _train(
     chosen = device_for(device)
     if corpus:
         make_built_in(out, console)
+    if os.environ.get("RANK", "0") == "0":
+        warn_of_corpus(Path(config.data), console_for(stderr=True))
     with reported(Diverged):
         status = train(config, out, device=chosen, console=console, lines=lines)
     if status == 0 and os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
