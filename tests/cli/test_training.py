@@ -87,7 +87,7 @@ def test_other_runs_need_data(tmp_path: Path, recipe: str, settings: tuple[str, 
 def test_a_corpus_that_cannot_express_its_task_is_warned_of(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("xylem quokka. " * 400)
     prepare(str(tmp_path / "text.txt"), tokenizer="words:64", out=tmp_path / "data", console=Console(quiet=True))
-    result = runner.invoke(app, words(tmp_path / "run", data=str(tmp_path / "data"), total_tokens="64"))
+    result = runner.invoke(app, words(tmp_path / "run", data=str(tmp_path / "data")))
     assert "warning: pairs cannot be answered with this tokenizer" in " ".join(result.stderr.split())
     assert result.exit_code == 0, result.output
 

@@ -10,6 +10,7 @@ import typer
 from ..analysis.paper import EIGENVALUES
 from ..eval.task import NeedleTask
 from ..eval.tasks import TASKS, of_kind, reading
+from . import completion
 from .console import console_for
 from .options import (
     LARGEST_SEED,
@@ -227,7 +228,10 @@ def _strength(
     scales: Annotated[
         str, typer.Option(help="Factors s on every λ, separated by commas; 1 must be among them.")
     ] = "-1,0,0.5,1,1.5,2",
-    task: Annotated[list[str] | None, typer.Option(help="As in `qed eval`; niah_single_1 if not given.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="As in `qed eval`; niah_single_1 if not given.", autocompletion=completion.tasks),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(

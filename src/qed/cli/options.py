@@ -14,6 +14,7 @@ from ..choices import check_choice
 from ..eval.task import RecallTask
 from ..eval.tasks import TASKS, of_kind
 from ..files import read_json
+from . import completion
 
 LARGEST_SEED = 2**32 - 1  # that Python, NumPy and PyTorch all take
 LARGEST_SIZE = 2**24  # tokens or samples; a larger number is a typing mistake
@@ -93,7 +94,7 @@ Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of everyt
 Strength = Annotated[float, typer.Option(help="A factor s on every λ.", callback=finite)]
 Tasks = Annotated[
     list[str] | None,
-    typer.Option(help=f"One or more of {', '.join(TASKS)}, separated by commas."),
+    typer.Option(help=f"One or more of {', '.join(TASKS)}, separated by commas.", autocompletion=completion.tasks),
 ]
 Lengths = Annotated[str, typer.Option(help="Context lengths of needle tasks in tokens, separated by commas.")]
 Samples = Annotated[

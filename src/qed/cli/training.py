@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from . import completion
 from .console import console_for, reported
 from .options import Device, Heads, Import, Tokens, Width, assignments, choice, device_for, finite, writable
 
@@ -95,12 +96,16 @@ class TrainCommand(TyperCommand):
 
 @commands.command("train", cls=TrainCommand, epilog="Example: qed train mini --set arm=gdn2 --out runs/mini")
 def _train(
-    recipe: Annotated[str, typer.Argument(help="The recipe's name; they are listed below.")],
+    recipe: Annotated[
+        str, typer.Argument(help="The recipe's name; they are listed below.", autocompletion=completion.recipes)
+    ],
     out: Annotated[Path, typer.Option(help="The run's folder; the same command resumes where it stopped.")],
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="field=value, one of the fields below, such as --set total_tokens=1e6; may be repeated."
+            "--set",
+            help="field=value, one of the fields below, such as --set total_tokens=1e6; may be repeated.",
+            autocompletion=completion.fields,
         ),
     ] = None,
     device: Device = "auto",
