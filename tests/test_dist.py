@@ -89,7 +89,9 @@ def test_an_sdist_can_be_built_and_has_its_licence(built: Path, tmp_path: Path) 
     files = {str(x.relative_to(folder)) for x in folder.rglob("*") if x.is_file()}
     assert files >= {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml", *tracked("src/qed")}
     assert not [x for x in files if x.split("/")[0] in ("tests", "results", "runs", "benchmarks", ".ci")]
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "again", folder, cwd=tmp_path)
+    run(
+        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "again", folder, cwd=tmp_path
+    )
     first, second = (zipfile.ZipFile(next(x.glob("*.whl"))) for x in (built, tmp_path / "again"))
     assert {x: first.read(x) for x in first.namelist()} == {x: second.read(x) for x in second.namelist()}
 
@@ -130,5 +132,7 @@ def test_the_wheel_works_in_a_clean_environment(built: Path, tmp_path: Path) -> 
     version = run(python, "-m", "qed", "--version", cwd=tmp_path).strip()
     assert run(venv / "bin" / "qed", "--version", cwd=tmp_path).strip() == version
     assert version in wheel.name
-    assert "sound" in run(venv / "bin" / "qed", "doctor", *"--tokens 16 --heads 1 --width 16".split(), cwd=tmp_path)
+    assert "sound" in run(
+        venv / "bin" / "qed", "doctor", *["--tokens", "16", "--heads", "1", "--width", "16"], cwd=tmp_path
+    )
     shutil.rmtree(venv)

@@ -22,6 +22,7 @@ from qed.recipes import build
 from qed.recipes.arms import Arm
 from qed.reproduce.plan import PLANS
 from qed.rules import RULES
+from qed.train.loggers import LOGGERS
 
 from .browser import opened
 from .documents import BLOCK, PAGES, ROOT, blocks, commands, inline, name
@@ -49,14 +50,15 @@ def test_no_block_escapes(page: Path) -> None:
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, in an empty folder; the assertions in it hold."""
     monkeypatch.chdir(tmp_path)
-    rules, scope = dict(RULES), dict[str, Any]()
+    rules, loggers, scope = dict(RULES), dict(LOGGERS), dict[str, Any]()
     try:
         for block in blocks(page):
             if block.language == "python":
                 exec(compile(block.code, name(page), "exec"), scope)
     finally:
-        RULES.clear()
-        RULES.update(rules)
+        for table, before in ((RULES, rules), (LOGGERS, loggers)):
+            table.clear()
+            table.update(before)
 
 
 def called(words: list[str]) -> tuple[str, Any, list[str]]:
