@@ -14,6 +14,7 @@ from ..layers import Mixer, set_impl
 from .config import QEDConfig
 from .files import check_checkpoint, check_config, check_options
 from .initialization import initialize
+from .stub import is_mapped
 
 
 def weights_dtype(device: str) -> torch.dtype:
@@ -62,6 +63,13 @@ class QEDPreTrainedModel(PreTrainedModel):
             shown = "\n  ".join(problems[:10]) + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
             raise ValueError(f"{pretrained_model_name_or_path}: not this model's checkpoint:\n  {shown}")
         return (model, info) if wants_info else model
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str | type = "AutoModel") -> None:
+        """As in transformers for a class derived from these, whose code is then saved with it. These need nothing: the
+        stub is saved with them anyway."""
+        if not is_mapped(cls, auto_class):
+            super().register_for_auto_class(auto_class)
 
     def set_strength_scale(self, scale: float) -> None:
         """Multiply λ by `scale` (the paper's s) at every token, in prefill and decoding. Layers without λ are
