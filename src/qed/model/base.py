@@ -3,18 +3,23 @@ loaded."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ..layers import Mixer, set_impl
+from .card import CARD, card, write_card
 from .config import QEDConfig
 from .files import check_checkpoint, check_config, check_options
 from .initialization import initialize
 from .stub import is_mapped
+
+logger = logging.get_logger(__name__)
 
 
 def weights_dtype(device: str) -> torch.dtype:
@@ -63,6 +68,21 @@ class QEDPreTrainedModel(PreTrainedModel):
             shown = "\n  ".join(problems[:10]) + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
             raise ValueError(f"{pretrained_model_name_or_path}: not this model's checkpoint:\n  {shown}")
         return (model, info) if wants_info else model
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does, with a model card in README.md unless somebody else wrote one or edited ours.
+
+        Args:
+            save_directory: the folder.
+            is_main_process: whether this process writes, of several that call this.
+            args, kwargs: as in transformers.
+        """
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        adapter = getattr(self, "_hf_peft_config_loaded", False)  # whose folder is not a model's
+        if is_main_process and not adapter and self.can_generate() and is_mapped(type(self), "AutoModelForCausalLM"):
+            folder = Path(save_directory)
+            if not write_card(folder, card(self.config, self.num_parameters())):
+                logger.warning("%s: left as it is, since somebody wrote or edited it", folder / CARD)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str | type = "AutoModel") -> None:

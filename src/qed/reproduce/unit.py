@@ -31,6 +31,7 @@ from ..locks import LockedError, held
 from ..model.causal_lm import QEDForCausalLM
 from ..provenance import check_imported, register
 from ..recipes.importing import import_file
+from ..report.card import describe
 from ..train.loop import STOPPED, Watch, train
 from .plan import Plan, Unit
 
@@ -113,6 +114,7 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
             answer(list(plan.recall), Options(data=given.data, samples=plan.recall_samples, batch=plan.batch))
         folder = {"positions": out / "validation"}
         answer(["positions"], Options(lengths=(plan.positions,), samples=plan.position_rows, data=folder))
+        describe(run / "export", run)
 
     def off() -> None:
         given = dataclasses.replace(options(plan, out), strength=0.0)
