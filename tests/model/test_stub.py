@@ -100,7 +100,7 @@ def test_the_stub_only_imports_the_package(
 def test_no_code_of_a_checkpoint_runs(model: QEDForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not of our stub's name, and not of another that config.json asks for."""
     saved, ran = tmp_path / "saved", tmp_path / "ran"
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     code = f"open({str(ran)!r}, 'w')\nclass QEDConfig: pass\nclass QEDForCausalLM: pass\nclass QEDModel: pass\n"
     for name in (STUB, "other.py"):
         (saved / name).write_text(code)

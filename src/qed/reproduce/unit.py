@@ -101,8 +101,8 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
     encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
 
     def training() -> int:
-        config = plan.config(unit, out)
-        return train(config, run, device=device, console=console, watch=watcher(plan, out, encoder))
+        watch = watcher(plan, out, encoder)
+        return train(plan.config(unit, out), run, device=device, console=console, watch=watch)
 
     def evaluation() -> None:
         def answer(tasks: list[str], chosen: Options) -> None:
@@ -112,13 +112,12 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
         answer(list(plan.needles), given)
         if plan.recall:
             answer(list(plan.recall), Options(data=given.data, samples=plan.recall_samples, batch=plan.batch))
-        folder = {"positions": out / "validation"}
-        answer(["positions"], Options(lengths=(plan.positions,), samples=plan.position_rows, data=folder))
-        describe(run / "export", run)
+        measured = Options(lengths=(plan.positions,), samples=plan.position_rows)
+        answer(["positions"], dataclasses.replace(measured, data={"positions": out / "validation"}))
+        describe(run / "export", run)  # the model card has what was measured
 
     def off() -> None:
-        given = dataclasses.replace(options(plan, out), strength=0.0)
-        place = run / "strength" / "0"
+        given, place = dataclasses.replace(options(plan, out), strength=0.0), run / "strength" / "0"
         evaluate(run / "export", list(plan.needles), given, out=place, tokenizer=None, device=device, console=console)
 
     def strength() -> None:
