@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -18,6 +19,7 @@ import qed.report.export
 from qed import QEDConfig, QEDForCausalLM
 from qed.cli import app
 from qed.data import tokenization
+from qed.data.prepare import prepare
 from qed.data.synthetic import documents
 from qed.model.stub import AUTO_MAP, STUB
 from qed.report.card import FIGURE, describe
@@ -37,8 +39,6 @@ def said(*words: object) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps, with two results and one that is damaged."""
-    from qed.data.prepare import prepare
-
     base, quiet = tmp_path_factory.mktemp("trained"), Console(quiet=True)
     prepare("synthetic:300", tokenizer="bpe:300", out=base / "data", licence="CC0-1.0", console=quiet)
     config = TrainConfig(
@@ -58,8 +58,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         precision="float32",
     )
     assert train(config, base / "run", device="cpu", console=quiet) == 0
-    import numpy as np
-
     for length in (2048, 1024):
         rows = answers("niah_single_1", length, 10.5, 20, np.random.default_rng(0))
         evaluated(base / "run" / "eval", "niah_single_1", length, rows, 1.0, {}, packed=False)
