@@ -14,6 +14,7 @@ from ..ops.routes import RECURRENCE
 from ..routes import Call, Choice
 from .causal_lm import QEDForCausalLM, QEDModel
 from .fingerprint import fingerprint
+from .matrices import converted, matrices
 
 TOKENS = 2048  # of the training sequence and of the prompt that are explained
 
@@ -43,6 +44,7 @@ def explain_model(model: QEDForCausalLM | QEDModel) -> Explanation:
     Training is explained as `qed train` runs it: compiled on a GPU, and as written elsewhere. Prefill is a prompt of
     2,048 tokens, decoding one token of one sequence.
     """
+    model = getattr(model, "get_base_model", lambda: model)()  # which PEFT has wrapped
     weight = next(model.parameters())
     device, dtype = weight.device, weight.dtype
     on_gpu = device.type == "cuda"
@@ -56,6 +58,8 @@ def explain_model(model: QEDForCausalLM | QEDModel) -> Explanation:
     }
     parameters = sum(x.numel() for x in model.parameters())
     title = f"{parameters:,} parameters in {str(dtype).removeprefix('torch.')} on {device}"
+    if kinds := converted(model):
+        title += f"; {len(kinds)} of {len(matrices(model))} matrices are {', '.join(sorted(set(kinds.values())))}"
     return Explanation(title=title, choices=modes)
 
 

@@ -42,7 +42,7 @@ def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
     It is None where no captured step would be right: with softmax layers, whose states grow; with hooks or a `forward`
     of a single module, which a replay would not call; where a sequence is spread over processes; and where plain torch
     was asked for."""
-    blocks, device = list(model.model.layers), model.lm_head.weight.device.type
+    blocks, device = list(model.model.layers), model.device.type
     mixers = [block._modules.get("mixer") for block in blocks]  # torch's `__getattr__` would be slow
     if any(_GLOBAL_HOOKS) or not all(isinstance(mixer, Mixer) and mixer.context is None for mixer in mixers):
         return None
