@@ -15,6 +15,7 @@ from .config import QEDConfig
 from .files import check_checkpoint, check_config, check_options
 from .initialization import initialize
 from .matrices import check_adapter_keys, check_quantised, listed
+from .stub import is_mapped
 
 
 def weights_dtype(device: str) -> torch.dtype:
@@ -68,6 +69,13 @@ class QEDPreTrainedModel(PreTrainedModel):
         info = super().load_adapter(*args, ignore_mismatched_sizes=True, **kwargs)
         _refuse_others(f"not an adapter of this model, which has {listed(self)}", vars(info))
         return info
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str | type = "AutoModel") -> None:
+        """As in transformers for a class derived from these, whose code is then saved with it. These need nothing: the
+        stub is saved with them anyway."""
+        if not is_mapped(cls, auto_class):
+            super().register_for_auto_class(auto_class)
 
     def set_strength_scale(self, scale: float) -> None:
         """Multiply λ by `scale` (the paper's s) at every token, in prefill and decoding. Layers without λ are

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -19,6 +20,7 @@ from ..choices import check_choice, nearest
 from ..layers.functions import ACTIVATIONS
 from ..layers.initialization import THETA
 from ..rules import RULES
+from .stub import AUTO_MAP, is_mapped, write_stub
 
 FORMAT_VERSION = 1
 _NARROW = {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 32, "intermediate_size": 128}
@@ -121,12 +123,57 @@ class QEDConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self._check_format()  # first: a newer version may have written fields and rules that this one does not know
         self.check_names(name for name in kwargs if not _is_of_transformers(name))
         if self.layer_types is None and type(self.num_hidden_layers) is int:
             self.layer_types = [RECURRENT] * self.num_hidden_layers
         self._separate_rules()
         super().__post_init__(**kwargs)
+        if is_mapped(type(self), "AutoConfig"):
+            self.auto_map = dict(AUTO_MAP)  # whatever a file says: these classes are found through our stub alone
         self.check()
+
+    def _check_format(self) -> None:
+        """Raise ValueError for a checkpoint of another format than this version reads."""
+        if self.format_version == FORMAT_VERSION:
+            return
+        newer = type(self.format_version) is int and self.format_version > FORMAT_VERSION
+        advice = "; a newer version of qed wrote it: install a newer qed-attention to read it" if newer else ""
+        raise ValueError(
+            f"format_version: this version of qed reads checkpoints of format {FORMAT_VERSION}, "
+            f"got {self.format_version!r}{advice}"
+        )
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return a configuration of these fields, as `from_pretrained` reads them, with some of them changed.
+
+        Changed fields are checked like all others. A change of `rule` alone is one of all layers that have the rule
+        which the fields name.
+
+        Args:
+            config_dict: the fields.
+            kwargs: changes, and options of transformers.
+        """
+        changes = {name: kwargs.pop(name) for name in QEDConfig.__annotations__ if name in kwargs}
+        if "rule" in changes and "layer_rules" not in changes:
+            before = cls(**config_dict)
+            rules = [changes["rule"] if rule == before.rule else rule for rule in before.layer_rules or ()]
+            config_dict = config_dict | {"layer_types": before.layer_types, "layer_rules": rules}
+        return super().from_dict(config_dict | changes, **kwargs)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does, with the stub beside config.json that lets its Auto classes find this package."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if is_mapped(type(self), "AutoConfig"):
+            write_stub(Path(save_directory))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str | type = "AutoConfig") -> None:
+        """As in transformers for a class derived from this one, whose code is then saved with it. This one needs
+        nothing: the stub is saved with it anyway."""
+        if not is_mapped(cls, auto_class):
+            super().register_for_auto_class(auto_class)
 
     def _separate_rules(self) -> None:
         """Replace every rule among `layer_types` by transformers' word for it, and put it into `layer_rules`."""
@@ -161,11 +208,6 @@ class QEDConfig(PreTrainedConfig):
 
     def check(self) -> None:
         """Raise ValueError for what cannot be a model; the message names the field, what was expected and what came."""
-        if self.format_version != FORMAT_VERSION:
-            raise ValueError(
-                f"format_version: this version of qed reads checkpoints of format {FORMAT_VERSION}, "
-                f"got {self.format_version}"
-            )
         sizes = ("vocab_size", "hidden_size", "num_heads", "head_dim", "intermediate_size", "conv_size")
         for name in (*sizes, "num_hidden_layers", "sliding_window"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:

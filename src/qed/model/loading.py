@@ -14,7 +14,7 @@ from .causal_lm import QEDForCausalLM
 from .config import QEDConfig
 
 
-def load(checkpoint: Path, *, dtype: torch.dtype, device: str) -> QEDForCausalLM:
+def load(checkpoint: Path | str, *, dtype: torch.dtype, device: str) -> QEDForCausalLM:
     """Return the model of a checkpoint in evaluation mode; raise ValueError if the folder is none.
 
     Args:
@@ -22,6 +22,7 @@ def load(checkpoint: Path, *, dtype: torch.dtype, device: str) -> QEDForCausalLM
         dtype: the dtype of the weights.
         device: the device to move the model to.
     """
+    checkpoint = Path(checkpoint)
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what is wrong is said once, below
 
