@@ -39,6 +39,18 @@ def plain_linear_obstacle(linear: Any) -> str | None:
     return None
 
 
+def trace_obstacle(block: Any) -> str | None:
+    """Why a block may not be one compiled program: it has modules of packages that torch.compile cannot always trace,
+    or that need another program for every setting, as adapters do when they are switched."""
+    for part in block.modules():
+        package = type(part).__module__.partition(".")[0]
+        if package in ("bitsandbytes", "peft"):
+            return (
+                f"a matrix was quantised or adapted: it is a {type(part).__name__} of {package}, which is not compiled"
+            )
+    return None
+
+
 def must_be_called(module: nn.Module) -> bool:
     """Whether somebody would notice that a module's weights are used without calling it: it has hooks, there are hooks
     of all modules, or its `forward` was replaced."""

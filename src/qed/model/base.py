@@ -14,7 +14,7 @@ from ..layers import Mixer, set_impl
 from .config import QEDConfig
 from .files import check_checkpoint, check_config, check_options
 from .initialization import initialize
-from .matrices import check_adapter_keys, check_quantised, listed
+from .matrices import check_adapter_keys, check_quantised, keep_order, listed
 from .stub import is_mapped
 
 
@@ -62,6 +62,7 @@ class QEDPreTrainedModel(PreTrainedModel):
             ) from error
         _refuse_others(f"{pretrained_model_name_or_path}: not this model's checkpoint", info)
         check_quantised(model)
+        keep_order(model)
         return (model, info) if wants_info else model
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> Any:

@@ -204,7 +204,7 @@ class Decoders:
         now = fingerprint(model)
         if now != self._fingerprint:
             self._fingerprint, self._by_batch = now, {}
-        if now is None:
+        if isinstance(now, str):
             return None
         if batch not in self._by_batch:
             self._by_batch[batch] = Decoder(model, batch)

@@ -62,6 +62,18 @@ def check_quantised(model: Any) -> None:
     )
 
 
+def keep_order(model: nn.Module) -> None:
+    """Let bitsandbytes compute with 4-bit weights in the order in which they were quantised, where it cannot reorder
+    them. For CPUs with AVX512-BF16 it reorders weights when they are first used, and back when they are saved. It fails
+    if the number of rows is no multiple of 32, as with gates of one number per head, and it leaves scales in the wrong
+    places if they are not quantised too."""
+    found: list[Any] = list(matrices(model).values())
+    for matrix in found:
+        state = getattr(matrix.weight, "quant_state", None)
+        if state is not None and (matrix.out_features % 32 or not state.nested):
+            matrix.support_avx512bf16_for_cpu = False
+
+
 def check_adapter_keys(module: nn.Module, keys: Any) -> None:
     """Raise ValueError if an adapter has weights for modules that a model does not have. PEFT would leave them out
     without a word. This is a hook of `load_state_dict`, through which PEFT loads adapters.
