@@ -29,6 +29,7 @@ SIZES = {"hidden_size": 128, "num_heads": 2, "head_dim": 64, "intermediate_size"
 STACKS: dict[str, dict[str, Any]] = {
     "qed": {},
     "gdn": {"rule": "gdn"},  # whose gates have one number per head
+    "narrow": {"num_heads": 4, "head_dim": 32},  # f_proj and g_proj have fewer columns than share a scale
     "hybrid": HYBRID,
     "untied": {"tie_word_embeddings": False, "initializer": "xavier"},
 }

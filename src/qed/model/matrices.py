@@ -65,12 +65,14 @@ def check_quantised(model: Any) -> None:
 def keep_order(model: nn.Module) -> None:
     """Let bitsandbytes compute with 4-bit weights in the order in which they were quantised, where it cannot reorder
     them. For CPUs with AVX512-BF16 it reorders weights when they are first used, and back when they are saved. It fails
-    if the number of rows is no multiple of 32, as with gates of one number per head, and it leaves scales in the wrong
-    places if they are not quantised too."""
+    if rows are no multiple of 32, as with gates of one number per head, or columns no multiple of the weights that
+    share a scale, as in a narrow `f_proj`; and it leaves scales in wrong places if they are not quantised too."""
     found: list[Any] = list(matrices(model).values())
     for matrix in found:
         state = getattr(matrix.weight, "quant_state", None)
-        if state is not None and (matrix.out_features % 32 or not state.nested):
+        if state is None:
+            continue
+        if matrix.out_features % 32 or matrix.in_features % state.blocksize or not state.nested:
             matrix.support_avx512bf16_for_cpu = False
 
 
