@@ -230,7 +230,7 @@ def test_the_last_gpu_is_one_too() -> None:
     assert cache.decoder.device == torch.device(device)
 
 
-def check_decoding(model: Any, base: QEDForCausalLM, x: torch.Tensor, budget: float) -> torch.Tensor:
+def check_decoding(model: Any, x: torch.Tensor, budget: float) -> torch.Tensor:
     """The captured step's logits are those of a plain pass; the tokens that `generate` gives with it are returned."""
     with torch.no_grad():
         cache = model(x[:, :20], use_cache=True).past_key_values
@@ -257,12 +257,12 @@ def test_adapters_switched_between_generations_are_captured(batch: int, kind: st
     texts = []
     for name in ("default", "other", "default"):
         model.set_adapter(name)
-        texts.append(check_decoding(model, base, x, 1e-3))
+        texts.append(check_decoding(model, x, 1e-3))
         assert base.decoders.of(base, batch).graphs
     with model.disable_adapter():
-        off = check_decoding(model, base, x, 1e-3)
+        off = check_decoding(model, x, 1e-3)
     model.merge_adapter()
-    merged = check_decoding(model, base, x, 1e-3)
+    merged = check_decoding(model, x, 1e-3)
     assert base.decoders.of(base, batch).graphs
     assert torch.equal(texts[0], texts[2])
     assert not torch.equal(texts[0], texts[1])
@@ -287,4 +287,4 @@ def test_a_quantised_model_decodes_as_it_reads(batch: int, quantiser: str, tmp_p
     model = QEDForCausalLM.from_pretrained(tmp_path, **options)
     assert len(converted(model)) == len(matrices(model)) - 1
     assert "quantised" in str(explain(model))
-    check_decoding(model, model, x, 5e-2)
+    check_decoding(model, x, 5e-2)
