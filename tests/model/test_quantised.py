@@ -155,6 +155,14 @@ def test_a_quantisation_that_converts_nothing_is_refused(quantiser: str, tmp_pat
     assert {name.rpartition(".")[2] for name in converted(some)} == {"in_proj", "o_proj", "gate_up_proj", "down_proj"}
 
 
+@pytest.mark.parametrize("quantiser", [x for x in QUANTISERS if x.startswith("bitsandbytes")])
+def test_the_embedding_is_no_quantised_matrix(quantiser: str, tmp_path: Path) -> None:
+    """A list of what to leave out replaces bitsandbytes' own, which has lm_head."""
+    with pytest.raises(ValueError, match=r"quantization_config: lm_head is the embedding .* got a Linear[48]bit"):
+        load(tmp_path, quantiser, excluded=["f_proj"])
+    assert "lm_head" in converted(load(tmp_path, quantiser, "untied", excluded=["f_proj"]))
+
+
 def test_explain_counts_what_a_filter_left() -> None:
     model = make()
     torchao.quantize_(model, torchao.Int8WeightOnlyConfig(), filter_fn=lambda _, name: name.endswith("in_porj"))

@@ -50,8 +50,17 @@ def listed(model: nn.Module) -> str:
 
 
 def check_quantised(model: Any) -> None:
-    """Raise ValueError if a model was loaded with a quantisation that has converted none of its matrices."""
-    if not getattr(model, "is_quantized", False) or converted(model):
+    """Raise ValueError if a model was loaded with a quantisation that has converted none of its matrices, or one that
+    takes the embedding for a quantised matrix."""
+    if not getattr(model, "is_quantized", False):
+        return
+    kinds, head = converted(model), getattr(model, "lm_head", None)
+    if head is not None and "lm_head" in kinds and head.weight is model.get_input_embeddings().weight:
+        raise ValueError(
+            "quantization_config: lm_head is the embedding (tie_word_embeddings), which is not quantised; "
+            f"expected it among the modules that are left out, got a {kinds['lm_head']} in its place"
+        )
+    if kinds:
         return
     settings = model.config.quantization_config
     settings = settings if isinstance(settings, dict) else settings.to_dict()
