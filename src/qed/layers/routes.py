@@ -41,7 +41,7 @@ from ..routes import (
 )
 from ..rules import Operands
 from . import functions
-from .obstacles import block_parts_obstacle, convolution_obstacle, plain_linear_obstacle, rule_obstacle
+from .obstacles import block_parts_obstacle, convolution_obstacle, plain_linear_obstacle, rule_obstacle, trace_obstacle
 from .sequences import DENSE, Sequences
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ def _compiled_block_obstacle(call: Call, block: Any) -> str | None:
         asked = [piece for piece, name in block.impl if name != AUTO and piece not in ("recurrence", "block")]
         if asked:
             return f"routes of {', '.join(asked)} were asked for, which may not run inside torch.compile"
-    return None
+    return trace_obstacle(block)
 
 
 BLOCK = Piece(

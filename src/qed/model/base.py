@@ -17,6 +17,7 @@ from .card import CARD, card, write_card
 from .config import QEDConfig
 from .files import check_checkpoint, check_config, check_options
 from .initialization import initialize
+from .matrices import check_adapter_keys, check_quantised, keep_order, listed
 from .stub import is_mapped
 
 logger = logging.get_logger(__name__)
@@ -40,13 +41,17 @@ class QEDPreTrainedModel(PreTrainedModel):
     # transformers refuses assisted generation before it begins.
     _is_stateful = True
 
+    def __init__(self, config: QEDConfig):
+        super().__init__(config)
+        self.register_load_state_dict_post_hook(check_adapter_keys)
+
     def _init_weights(self, module: nn.Module) -> None:
         initialize(module, self.config)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a checkpoint as transformers does, but only from safetensors in the checkpoint's own folder, and only if
-        every tensor is there and has its shape."""
+        every tensor is there and has its shape, and a quantisation that is asked for converts something."""
         check_options(kwargs)
         check_config(kwargs.get("config"))
         if pretrained_model_name_or_path is not None:
@@ -60,13 +65,9 @@ class QEDPreTrainedModel(PreTrainedModel):
             raise ValueError(
                 f"{pretrained_model_name_or_path}: expected safetensors, got a damaged file: {error}"
             ) from error
-        problems = [f"{name}: {list(got)} in the checkpoint, {list(expected)} in the model"
-                    for name, got, expected in info["mismatched_keys"]]  # fmt: skip
-        problems += [f"{name}: not in the checkpoint" for name in sorted(info["missing_keys"])]
-        problems += [f"{name}: not in the model" for name in sorted(info["unexpected_keys"])]
-        if problems:
-            shown = "\n  ".join(problems[:10]) + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
-            raise ValueError(f"{pretrained_model_name_or_path}: not this model's checkpoint:\n  {shown}")
+        _refuse_others(f"{pretrained_model_name_or_path}: not this model's checkpoint", info)
+        check_quantised(model)
+        keep_order(model)
         return (model, info) if wants_info else model
 
     def save_pretrained(self, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> None:
@@ -83,6 +84,12 @@ class QEDPreTrainedModel(PreTrainedModel):
             folder = Path(save_directory)
             if not write_card(folder, card(self.config, self.num_parameters())):
                 logger.warning("%s: left as it is, since somebody wrote or edited it", folder / CARD)
+
+    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """Load an adapter of PEFT as transformers does, but only if the model has the modules that it was made for."""
+        info = super().load_adapter(*args, ignore_mismatched_sizes=True, **kwargs)
+        _refuse_others(f"not an adapter of this model, which has {listed(self)}", vars(info))
+        return info
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str | type = "AutoModel") -> None:
@@ -114,3 +121,14 @@ class QEDPreTrainedModel(PreTrainedModel):
         configs = (self.config, getattr(self, "generation_config", None))
         given = [x for x in (getattr(config, "eos_token_id", None) for config in configs) if x is not None]
         return {int(token) for x in given for token in (x if isinstance(x, list | tuple) else [x])}
+
+
+def _refuse_others(what: str, info: dict[str, Any]) -> None:
+    """Raise ValueError that begins with `what` if tensors are missing, are of another model or have another shape."""
+    problems = [f"{name}: {list(got)} in the checkpoint, {list(expected)} in the model"
+                for name, got, expected in info["mismatched_keys"]]  # fmt: skip
+    problems += [f"{name}: not in the checkpoint" for name in sorted(info["missing_keys"])]
+    problems += [f"{name}: not in the model" for name in sorted(info["unexpected_keys"])]
+    if problems:
+        shown = "\n  ".join(problems[:10]) + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
+        raise ValueError(f"{what}:\n  {shown}")

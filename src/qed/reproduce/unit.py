@@ -78,7 +78,7 @@ def watcher(plan: Plan, out: Path, encoder: Tokenizer) -> Watch:
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
 
     def watch(model: QEDForCausalLM) -> dict[str, float]:
-        device, right = model.lm_head.weight.device, 0
+        device, right = model.device, 0
         likeliest = model(ids.to(device), attention_mask=mask.to(device)).logits.argmax(-1).cpu()
         for row, tokens, count in zip(likeliest, rows, answered, strict=True):
             right += row[len(tokens) - 1 - count : len(tokens) - 1].tolist() == tokens[-count:]
