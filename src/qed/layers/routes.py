@@ -41,7 +41,7 @@ from ..routes import (
 )
 from ..rules import Operands
 from . import functions
-from .obstacles import block_parts_obstacle, convolution_obstacle, plain_linear_obstacle, rule_obstacle
+from .obstacles import block_parts_obstacle, convolution_obstacle, mixer_obstacle, plain_linear_obstacle
 from .sequences import DENSE, Sequences
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ CONVOLUTION = Piece(
 
 
 def _operands_obstacle(call: Call, mixer: Mixer) -> str | None:
-    why_not = kernel_obstacle(call) or rule_obstacle(mixer.row) or convolution_obstacle(mixer.conv)
+    why_not = kernel_obstacle(call) or mixer_obstacle(mixer) or convolution_obstacle(mixer.conv)
     if why_not is not None:
         return why_not
     widest = max(mixer.head_dim, mixer.value_head_dim)
@@ -289,7 +289,7 @@ def project(linear: nn.Module, x: Tensor, residual: Tensor | None = None, impl: 
 
 
 def _block_obstacle(call: Call, block: Any) -> str | None:
-    why_not = block_parts_obstacle(block) or rule_obstacle(block.mixer.row)
+    why_not = block_parts_obstacle(block) or mixer_obstacle(block.mixer)
     if why_not is not None:
         return why_not
     mixer = block.mixer
