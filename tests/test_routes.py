@@ -132,6 +132,20 @@ def test_a_block_for_one_token(rule: str) -> None:
                     assert agree(found, truth), (route.name, batch)
 
 
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="needs Triton")
+def test_kernels_leave_an_erase_gate_up_to_two_to_torch() -> None:
+    made = block("gdn2")
+    made.mixer.erase_max = 2.0
+    set_impl(made, "reference")
+    truth = results(made, "inference")
+    set_impl(made)
+    assert agree(results(made, "inference"), truth)
+    set_impl(made, "reference", operands="triton")
+    assert "erase gate in (0, 1), and this one is in (0, 2)" in str(results_or_obstacle(made, "inference"))
+    call = Call(DEVICE, torch.float32, batch=1, state=True, named=True)
+    assert "erase gate in (0, 1), and this one is in (0, 2)" in str(BLOCK.routes[0].obstacle(call, made))
+
+
 def test_a_vector_is_projected_alike_compiled_and_not() -> None:
     """With a bias and a residual stream or without, also inside torch.compile."""
     torch.manual_seed(0)

@@ -26,6 +26,13 @@ def rule_obstacle(rule: Rule) -> str | None:
     return None
 
 
+def mixer_obstacle(mixer: Any) -> str | None:
+    """Why kernels that make the operands cannot make those of a mixer."""
+    if mixer.erase_max != 1:
+        return f"the kernels know an erase gate in (0, 1), and this one is in (0, {mixer.erase_max:g})"
+    return rule_obstacle(mixer.row)
+
+
 def plain_linear_obstacle(linear: Any) -> str | None:
     """Why a matrix product must be left to its module: it is quantised, adapted, or somebody listens to its calls."""
     if type(linear) is not nn.Linear:

@@ -33,7 +33,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 # The real numbers of a configuration, each with the smallest value that it may have.
 LEAST = {
-    **dict.fromkeys(("expand_v", "lambda_max", "initializer_range", "norm_eps", "rope_theta"), 0.0),
+    **dict.fromkeys(("expand_v", "lambda_max", "erase_max", "initializer_range", "norm_eps", "rope_theta"), 0.0),
     **dict.fromkeys(("theta_init", "read_scale"), -sys.float_info.max),
 }
 RECURRENT = "linear_attention"  # what transformers calls a recurrent layer, whatever its rule is
@@ -74,6 +74,8 @@ class QEDConfig(PreTrainedConfig):
         layer_rules: for every layer a name of `qed.RULES`, or None if it is not recurrent; None if `layer_types` and
             `rule` say it.
         lambda_max, theta_init: λ_h = lambda_max · sigmoid(θ_h), θ_h starts at theta_init.
+        erase_max: the erase gate is b = erase_max · sigmoid(W_b x), 1 in the paper. With 2, the most that there may be,
+            the erase of one step has eigenvalues in [−1, 1] instead of [0, 1].
         conv_size: taps of the short convolution of q, k and v. (Open: 4.)
         read_scale: factor on the read of the state.
         output_gate: "silu", "sigmoid" or None. (Open: silu.)
@@ -104,6 +106,7 @@ class QEDConfig(PreTrainedConfig):
     layer_types: list[str] | None = None
     layer_rules: list[str | None] | None = None
     lambda_max: float = 0.25
+    erase_max: float = 1.0
     theta_init: float = THETA
     conv_size: int = 4
     read_scale: float = 1.0
@@ -217,6 +220,8 @@ class QEDConfig(PreTrainedConfig):
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
                 expected = "a number" if least == -sys.float_info.max else f"a number of {least:g} or more"
                 raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        if not 0 < self.erase_max <= 2:  # beyond 2 what lies along the key grows
+            raise ValueError(f"erase_max: expected a number above 0 and at most 2, got {self.erase_max!r}")
         for name in ("decay_rank", "output_gate_rank"):
             rank = getattr(self, name)
             if rank is not None and (type(rank) is not int or rank < 0):

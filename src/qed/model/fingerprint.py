@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 SETTINGS: dict[type[nn.Module], Any] = {
     Mixer: attrgetter(
-        *("impl", "row", "num_heads", "head_dim", "value_head_dim", "lambda_max", "read_scale", "strength_scale")
+        *("impl", "row", "num_heads", "head_dim", "value_head_dim"),
+        *("lambda_max", "erase_max", "read_scale", "strength_scale"),
     ),
     RMSNorm: attrgetter("impl", "eps"),
     GatedRMSNorm: attrgetter("impl", "eps", "activation"),
