@@ -37,7 +37,7 @@ def fields(incomplete: str) -> list[str]:
     from ..train.loggers import LOGGERS
     from ..train.optimizers import OPTIMIZERS
 
-    named = {"arm": RULES, "loggers": LOGGERS, "optimizer": OPTIMIZERS, **CHOICES}
+    named: dict[str, Iterable[str]] = {"arm": RULES, "loggers": LOGGERS, "optimizer": OPTIMIZERS, **CHOICES}
     field, sign, value = incomplete.partition("=")
     if sign:
         return [f"{field}={name}" for name in _beginning(value, named.get(field, ()))]
