@@ -35,6 +35,7 @@ ORDER = [
     "doctor",
     "bench",
     "cli",
+    "__main__",
 ]
 
 

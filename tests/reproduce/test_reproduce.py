@@ -6,6 +6,7 @@ import json
 import lzma
 import multiprocessing
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from qed.analysis.results import runs, survey
 from qed.cli import app
-from qed.provenance import code_sha256, plan_sha256
+from qed.provenance import code_sha256, plan_sha256, without_folders
 from qed.recipes.theta import papers_travel, travel
 from qed.report.page import write
 from qed.reproduce import collecting, run
@@ -170,9 +171,8 @@ def test_another_plan_needs_another_folder(done: Path) -> None:
 def test_collected_results_give_the_same_report(done: Path, tmp_path: Path) -> None:
     assert collecting.collect(done, tmp_path / "kept") > 10
     assert not list((tmp_path / "kept").rglob("*.safetensors")) + list((tmp_path / "kept").rglob("*.jsonl"))
-    assert not [
-        x for x in (tmp_path / "kept").rglob("*.json") if f'"{done}' in x.read_text()
-    ]  # no paths of this machine
+    texts = [x for x in (tmp_path / "kept").rglob("*") if x.suffix in (".json", ".html", ".md", ".csv")]
+    assert [x.name for x in texts if str(done) in x.read_text()] == []  # no paths of this machine
     write(tmp_path / "kept" / "runs", tmp_path / "report")
     for table in (done / "report" / "tables").iterdir():
         assert (tmp_path / "report" / "tables" / table.name).read_text() == table.read_text()
@@ -234,6 +234,43 @@ def test_metrics_are_thinned_but_for_validations(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in kept] == [0, 10, 20, 24, 30, 35]
 
 
+def test_folders_of_the_machine_are_not_collected(tmp_path: Path) -> None:
+    """Wherever they stand: in the command, in files that were given, in paths below the folder itself."""
+    out = tmp_path / "out"
+    (out / "runs" / "qed-0").mkdir(parents=True)
+    essays, elsewhere = str(tmp_path / "essays.json"), str(tmp_path / "a folder" / "corpus")
+    (out / "plan.json").write_text(
+        json.dumps({"essays": essays, "recall": {"fda": f"{elsewhere}.jsonl"}, "seeds": [0]})
+    )
+    words = [
+        "python",
+        "-m",
+        "qed.reproduce.unit",
+        str(out),
+        "qed-0",
+        "cpu",
+        f"{elsewhere}.py",
+        "--set",
+        f"data={elsewhere}",
+    ]
+    config = {"data": str(out / "data"), "validation": elsewhere, "name": "mini-qed-0", "betas": [0.9, 0.95]}
+    about = {"config": config, "command": shlex.join(words), "platform": "Linux/x", "date": "today"}
+    (out / "runs" / "qed-0" / "config.json").write_text(json.dumps(about))
+    collecting.collect(out, tmp_path / "kept")
+    kept = {x.name: json.loads(x.read_text()) for x in (tmp_path / "kept").rglob("*.json")}
+    assert kept["plan.json"] == {"essays": "essays.json", "recall": {"fda": "corpus.jsonl"}, "seeds": [0]}
+    command = "python -m qed.reproduce.unit OUT qed-0 cpu corpus.py --set data=corpus"
+    assert kept["config.json"] == about | {
+        "config": config | {"data": "data", "validation": "corpus"},
+        "command": command,
+    }
+
+
+@pytest.mark.parametrize("command", ["qed train mini --out runs/x", "qed 'it is", "python -m qed --set a=b=/ 'x y'"])
+def test_a_command_without_folders_stays_as_it_is(command: str) -> None:
+    assert without_folders(command) == command
+
+
 def test_golds_of_others_are_not_collected(tmp_path: Path) -> None:
     folder = tmp_path / "out" / "runs" / "qed-0" / "eval"
     folder.mkdir(parents=True)
@@ -282,8 +319,11 @@ def test_plans_are_whole(scale: str, tmp_path: Path) -> None:
             config = made.config(unit, tmp_path)
             assert config.model["rule"] == unit.arm
             assert config.seed == unit.seed
-    swept = dataclasses.replace(plan, arms=("qed@0.5", "qed+theta12"))
-    bound, factor = (swept.config(unit, tmp_path) for unit in swept.units[:2])
+    swept = dataclasses.replace(plan, arms=("qed@0.5", "qed+theta12", "gdn2+erase2", "qed@1+erase2+theta3"))
+    bound, factor, erase, all_three = (swept.config(unit, tmp_path) for unit in swept.units[:4])
+    assert (erase.model_config().rule, erase.model_config().erase_max) == ("gdn2", 2.0)
+    assert (all_three.model_config().lambda_max, all_three.model_config().erase_max) == (1.0, 2.0)
+    assert all_three.theta_learning_rate == 3
     assert bound.model_config().lambda_max == 0.5
     assert factor.theta_learning_rate == 12
     short = scale in ("medium", "paper-short")
@@ -307,10 +347,12 @@ def test_bad_input(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "kept"
     assert "--scale: expected" in said("--scale", "huge")[1]
     assert ", got 'qet'; the nearest is qed" in said("--arms", "qed,qet", "--out", tmp_path / "x")[1]
-    for arm in ("gdn2@1", "qed@", "qed@x", "qed+theta", "gdn2+theta10", "qed+theta10@1"):
+    for arm in ("gdn2@1", "qed@", "qed@x", "qed+theta", "gdn2+theta10", "qed+theta10@1", "linear+erase2", "gdn2+erase"):
         assert "RULE@λ_max or RULE+thetaFACTOR" in said("--arms", arm, "--out", tmp_path / "x")[1]
     for same, arm in (("qed@0.5", "qed@0.50"), ("qed", "qed@0.25")):
         assert f"expected {same!r}, which is the same, got {arm!r}" in said("--arms", arm, "--out", tmp_path / "x")[1]
+    too_wide = said("--arms", "gdn2+erase3", "--out", tmp_path / "x")[1]
+    assert "erase_max: expected a number above 0 and at most 2, got 3" in too_wide
     assert "--practice: expected a scale with S-NIAH" in said("--practice", 0.1, "--out", tmp_path / "x")[1]
     at = ("--scale", "small", "--out", tmp_path / "x")
     assert "--practice: expected a share between 0 and 1, got 1.5" in said(*at, "--practice", 1.5)[1]

