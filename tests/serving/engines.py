@@ -65,10 +65,11 @@ def greedy(model: QEDForCausalLM, prompt: list[int], new: int = NEW) -> list[int
 @contextmanager
 def engine(folder: Path, **options: Any) -> Iterator[Any]:
     """A vLLM engine of a checkpoint; in this process, unless there are to be several."""
-    from vllm import LLM
+    from vllm import LLM, envs
     from vllm.distributed import cleanup_dist_env_and_memory
 
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(options.get("tensor_parallel_size", 1) > 1))
+    envs.disable_envs_cache()  # an engine in this process remembers the environment that it began with
     threads, affinity = torch.get_num_threads(), os.sched_getaffinity(0)
     llm = LLM(
         str(folder),

@@ -34,7 +34,7 @@ def words(ids: list[int]) -> str:
 def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(256)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2", pad_token="w1").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 
 Nothing is timed before it is right: vLLM has to answer prompts with the tokens that `stream` gives. The same weights
 are then timed in turns, in one run: `stream` with one sequence, vLLM with one request, and vLLM with many at the same
-time. vLLM is timed twice: with its engine in this process, as a program that calls it may have it, and in processes of
-its own, as a server has it. On a CPU `stream` is timed with one thread and with all, because a model may be too small
-for more than one; vLLM chooses its own, and a server of it leaves a core to the process that talks to clients. Weights
-are random, with a deviation that keeps logits apart, so that rounding does not decide between tokens.
+time. vLLM is timed twice: with its engine in processes of its own, as a server has it, and in this process, as a
+program that calls it may have it. On a CPU `stream` is timed with one thread and with all, because a model may be too
+small for more than one; vLLM chooses its own, and in processes of its own it leaves a core to the one that talks to
+clients. Weights are random, with a deviation that keeps logits apart, so that rounding does not decide between tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .model import PROMPT, make, tokens_per_second
 Answer = Callable[[torch.Tensor, int], list[list[int]]]
 DEVIATION = 0.1  # of the weights
 GATED, GATED_TOKENS = 8, 32  # prompts and tokens that are compared before anything is timed
-ENGINES = {"in this process": False, "in its own": True}
+# In this order: once an engine runs in this process, vLLM looks at its environment no more.
+ENGINES = {"in processes of its own": True, "in this process": False}
 STATES = 2**30  # bytes for the states of each engine; vLLM would take nearly all memory
 
 
