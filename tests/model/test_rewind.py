@@ -13,6 +13,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 from qed import RULES, QEDCache, QEDConfig, QEDForCausalLM
 from qed.layers import Mixer, Sequences
+from qed.model import generation
 from qed.model.decoding import Decoder, Sampling, continued
 
 STACKS: dict[str, dict[str, Any]] = {rule: {"rule": rule} for rule in RULES}
@@ -248,6 +249,28 @@ def test_assisted_generation_is_greedy_generation(kind: str, monkeypatch: pytest
         assert not any(found["cropped"])
     elif kind == "a wrong assistant":
         assert max(found["cropped"]) == 4
+
+
+def test_drafts_that_grow_and_then_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The assistant's cache can go back over all of the last one, though it was made for the first."""
+    monkeypatch.setattr(generation, "LOOKBEHIND", 1)
+    model, x, options, calls = make(), tokens(1, 9), OPTIONS | {"max_new_tokens": 24}, []
+    assistant = drafting(2, "heuristic", seed=0)
+    assistant.lm_head.register_forward_hook(lambda _, __, y: calls.append(1) or (y if len(calls) <= 6 else -y))
+    plain = model.generate(x, **options)
+    with counted(model, monkeypatch) as found:
+        assert torch.equal(model.generate(x, assistant_model=assistant, **options), plain)
+    assert max(found["cropped"]) >= 6
+
+
+def test_an_early_exit_leaves_layers_out() -> None:
+    model, x, calls = make(), tokens(1, 9), []
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda *_, layer=layer: calls.append(layer))
+    model.generation_config.num_assistant_tokens = 3
+    model.generate(x, assistant_early_exit=1, max_new_tokens=8, **OPTIONS)
+    first, second = (sum(x is layer for x in calls) for layer in model.model.layers)
+    assert first > second
 
 
 def test_it_assists_other_models() -> None:

@@ -25,33 +25,39 @@ class Read(NamedTuple):
     fewer tokens than slots has empty ones before them, whose k = 0 and g = 0 leave the state as it is."""
 
     inputs: Tensor  # [N, T, 2·H·K + H·V] the convolution's inputs
-    k: Tensor  # [N, T, substeps, H, K]
-    a: Tensor  # [N, T, substeps, H, K]
-    u: Tensor  # [N, T, substeps, H, V]
-    g: Tensor | None  # [N, T, substeps, H, 1 or K]
+    k: Tensor  # [N, T × substeps, H, K]
+    a: Tensor  # [N, T × substeps, H, K]
+    u: Tensor  # [N, T × substeps, H, V]
+    g: Tensor | None  # [N, T × substeps, H, 1 or K]
+
+    @property
+    def substeps(self) -> int:
+        """How many steps of the recurrence a token has."""
+        return self.k.shape[1] // self.inputs.shape[1]
 
     def slots(self, index: Tensor, there: Tensor) -> Read:
         """Return the slots with these numbers, index [N, M], as empty ones where `there` [N, M] is false."""
 
         def taken(x: Tensor) -> Tensor:
-            shape = (*index.shape, *(1 for _ in x.shape[2:]))
-            return x.gather(1, index.view(shape).expand(*index.shape, *x.shape[2:]))
+            tokens = x.unflatten(1, (self.inputs.shape[1], -1))
+            shape = (*index.shape, *(1 for _ in tokens.shape[2:]))
+            return tokens.gather(1, index.view(shape).expand(*index.shape, *tokens.shape[2:])).flatten(1, 2)
 
         inputs, k, a, u = (taken(x) for x in self[:4])
-        exists = there[..., None, None, None]
+        exists = there.repeat_interleave(self.substeps, 1)[..., None, None]
         g = None if self.g is None else torch.where(exists, taken(self.g), 0)
         return Read(inputs, torch.where(exists, k, 0), a, u, g)
 
     def split(self, at: int) -> tuple[Read, Read]:
         """Return the slots before number `at`, and a copy of the rest, so that the memory of the first is set free."""
-        first = (None if x is None else x[:, :at] for x in self)
-        rest = (None if x is None else x[:, at:].clone() for x in self)
+        places = (at, *4 * (at * self.substeps,))
+        first = (None if x is None else x[:, :i] for x, i in zip(self, places, strict=True))
+        rest = (None if x is None else x[:, i:].clone() for x, i in zip(self, places, strict=True))
         return Read(*first), Read(*rest)  # type: ignore[arg-type]
 
     def after(self, state: Tensor, impl: str) -> Tensor:
         """Return the recurrent state that these tokens lead to from `state`."""
-        k, a, u, g = (None if x is None else x.flatten(1, 2) for x in self[1:])
-        return erase_write(k, k, a, u, g, initial_state=state, impl=impl)[1]  # type: ignore[arg-type]
+        return erase_write(self.k, *self[1:], initial_state=state, impl=impl)[1]
 
 
 def _joined(parts: tuple[Read, ...]) -> Read:
@@ -104,12 +110,12 @@ def recorded(
     """
     if sequences.cu_seqlens is not None:
         raise ValueError("rewind: packed sequences have no state to go back to; expected 0")
-    new = Read(inputs, *(None if x is None else x.unflatten(1, (-1, substeps)) for x in operands[1:]))  # type: ignore[arg-type]
+    new = Read(inputs, *operands[1:])
     if isinstance(before, RewindState):
         start, read = before.start, (*before.read, new)
     else:
         start = torch.zeros_like(now.recurrent) if before is None else before.recurrent
-        read = (_window(new, None if before is None else before.conv, now.conv.shape[1]), new)
+        read = (_window(new, None if before is None else before.conv, now.conv.shape[1], substeps), new)
     there = sequences.there(inputs.shape[1])
     if there is not None:  # the empty slots move to the front, and the tokens close up
         known = there.new_ones(there.shape[0], sum(part.inputs.shape[1] for part in read[:-1]))
@@ -125,7 +131,16 @@ def recorded(
     return RewindState(now.conv, now.recurrent, start, read, impl)
 
 
-def _window(like: Read, conv: Tensor | None, size: int) -> Read:
-    """Return empty slots with the convolution's inputs before a first token, zeros if there are none."""
-    empty = Read(*(None if x is None else x.new_zeros(x.shape[0], size, *x.shape[2:]) for x in like))  # type: ignore[arg-type]
-    return empty if conv is None else empty._replace(inputs=conv.to(like.inputs.dtype))
+def _window(like: Read, conv: Tensor | None, size: int, substeps: int) -> Read:
+    """Return empty slots with the convolution's inputs before a first token, zeros if there are none.
+
+    Args:
+        like: what has the shapes and dtypes to take.
+        conv: the inputs [N, size, channels], or None.
+        size: how many slots.
+        substeps: of the rule.
+    """
+    inputs = like.inputs.new_zeros(like.inputs.shape[0], size, like.inputs.shape[2])
+    shapes = ((x.shape[0], size * substeps, *x.shape[2:]) if x is not None else () for x in like[1:])
+    empty = (None if x is None else x.new_zeros(shape) for x, shape in zip(like[1:], shapes, strict=True))
+    return Read(inputs if conv is None else conv.to(inputs.dtype), *empty)  # type: ignore[arg-type]

@@ -210,6 +210,6 @@ def check_cache(cache: Any) -> QEDCache | None:
     if cache is None or isinstance(cache, QEDCache):
         return cache
     raise TypeError(
-        f"past_key_values: expected a QEDCache (`from qed import QEDCache`; QEDCache() is an empty one) or None, "
-        f"got {type(cache).__name__}, which has no place for what recurrent and padded layers keep"
+        "past_key_values: expected a QEDCache (`from qed import QEDCache`; QEDCache() is an empty one) or None, got "
+        f"{type(cache).__name__}; transformers' own caches count no tokens in recurrent layers and keep no positions"
     )
