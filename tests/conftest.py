@@ -2,6 +2,7 @@
 there is no GPU, Triton's interpreter, which runs the kernels on CPU tensors."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ settings.register_profile(
 settings.load_profile("qed")
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
+# A shell starts what it leaves in the background with Ctrl-C ignored, and programs that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

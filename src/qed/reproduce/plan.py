@@ -156,7 +156,7 @@ def mini(files: Files) -> Plan:
         tokenizer="words:512",
         needles=("pairs",),
         lengths=(128, 192, 256, 384, 512, 768, 1024, 2048),
-        samples=300,
+        samples=200,
         strength_lengths=(128, 256, 512),
         eigenvalue_samples=100_000,
         positions=2048,
