@@ -19,9 +19,9 @@ rows = tiny.encode(tokenizer, tiny.documents(200, seed=2))
 with torch.no_grad():
     base_logits = base(rows).logits
 
-# Adapters go to matrices by their names: `in_proj` makes queries, keys, values and gates, `o_proj` leads back into the
-# residual stream. (`gate_up_proj` and `down_proj` are those of the MLP.)
-adapter = LoraConfig(r=16, lora_alpha=32, target_modules=["in_proj", "o_proj"], task_type="CAUSAL_LM")
+# Without `target_modules`, adapters go to `in_proj`, which makes queries, keys, values and gates, and to `o_proj`,
+# which leads back into the residual stream. "all-linear" adds the MLP's `gate_up_proj` and `down_proj`, and others.
+adapter = LoraConfig(r=16, lora_alpha=32, task_type="CAUSAL_LM")
 adapted = get_peft_model(base, adapter)
 trained, total = adapted.get_nb_trainable_parameters()
 print(f"The adapter has {trained:,} parameters, the model {total - trained:,}.")

@@ -28,7 +28,7 @@ from .documents import BLOCK, PAGES, ROOT, blocks, commands, inline, name
 from .marks import slow
 
 TRAINED = ("docs/tutorials/mini.md",)  # whose Python needs what its commands have trained
-LONG = ("docs/tutorials/finetune.md",)
+LONG = ("docs/tutorials/finetune.md", "docs/howto/quantise.md")
 WITH_PYTHON = [x for x in PAGES if any(y.language == "python" for y in blocks(x)) and name(x) not in TRAINED]
 WITH_COMMANDS = [x for x in PAGES if inline(x) or any(y.language == "sh" for y in blocks(x))]
 BUILD = ROOT / "docs" / "build.py"

@@ -132,6 +132,20 @@ def test_a_block_for_one_token(rule: str) -> None:
                     assert agree(found, truth), (route.name, batch)
 
 
+@pytest.mark.skipif(not TRITON_INSTALLED, reason="needs Triton")
+def test_kernels_leave_an_erase_gate_up_to_two_to_torch() -> None:
+    made = block("gdn2")
+    made.mixer.erase_max = 2.0
+    set_impl(made, "reference")
+    truth = results(made, "inference")
+    set_impl(made)
+    assert agree(results(made, "inference"), truth)
+    set_impl(made, "reference", operands="triton")
+    assert "erase gate in (0, 1), and this one is in (0, 2)" in str(results_or_obstacle(made, "inference"))
+    call = Call(DEVICE, torch.float32, batch=1, state=True, named=True)
+    assert "erase gate in (0, 1), and this one is in (0, 2)" in str(BLOCK.routes[0].obstacle(call, made))
+
+
 def test_a_vector_is_projected_alike_compiled_and_not() -> None:
     """With a bias and a residual stream or without, also inside torch.compile."""
     torch.manual_seed(0)
@@ -312,6 +326,7 @@ def test_explain_says_every_piece_of_every_mode() -> None:
         assert mode in text
     assert "layers 0 to 1 (qed)" in text
     assert "layer 2 (Attention)" in text
+    assert "not compiled: the state of a softmax layer grows" in text.partition("decoding")[2]  # so no step is captured
     if DEVICE.type == "cpu":
         assert "recurrence   chunkwise: " in text
         assert "not triton: it needs CUDA tensors, and these are on cpu" in text

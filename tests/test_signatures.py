@@ -29,9 +29,9 @@ PUBLIC = {
 }
 FIELDS = (
     "vocab_size hidden_size num_hidden_layers num_heads head_dim expand_v intermediate_size rule layer_types "
-    "layer_rules lambda_max theta_init conv_size read_scale output_gate output_gate_rank decay_rank sliding_window "
-    "rope_theta initializer initializer_range tie_word_embeddings norm_eps use_cache bos_token_id eos_token_id "
-    "pad_token_id format_version"
+    "layer_rules lambda_max erase_max theta_init conv_size read_scale output_gate output_gate_rank decay_rank "
+    "sliding_window rope_theta initializer initializer_range tie_word_embeddings norm_eps use_cache bos_token_id "
+    "eos_token_id pad_token_id format_version"
 )
 
 

@@ -1,8 +1,8 @@
-"""Registers this model with transformers' Auto classes as soon as they are imported.
+"""Registers this model with transformers' Auto classes, and its matrices with PEFT, as soon as they are imported.
 
 Importing transformers' model code takes longer than importing torch, and code that only wants the op never uses it. So
-`import qed` does not import the Auto classes: it registers the model with those that are already imported, and installs
-an import hook that registers it with the others right after something else imports them.
+`import qed` imports none of these: it registers the model with those that are already imported, and installs an import
+hook that registers it with the others right after something else imports them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,25 @@ def _register_model() -> None:
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["qed"] = "QEDForCausalLM"
 
 
+# What an adapter changes unless its configuration names modules: the matrices of every token mixer that read from the
+# residual stream or lead back into it. `in_proj` and `o_proj` are a recurrent layer's, the others those of attention.
+ADAPTED = ["in_proj", "q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+def _register_adapted_modules() -> None:
+    from peft.utils import constants
+
+    like_lora = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama"]
+    for name, modules in vars(constants).items():
+        # PEFT has a table for every method. Those that adapt other parts of a model, such as its norms, are left alone.
+        if name.endswith("_TARGET_MODULES_MAPPING") and modules.get("llama") == like_lora:
+            modules["qed"] = list(ADAPTED)
+
+
 REGISTRATIONS: dict[str, Callable[[], None]] = {
     "transformers.models.auto.configuration_auto": _register_config,
     "transformers.models.auto.modeling_auto": _register_model,
+    "peft.utils.constants": _register_adapted_modules,
 }
 
 
@@ -60,7 +76,7 @@ class _RegisteringLoader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the Auto classes' modules as the other finders do, and wraps their loaders."""
+    """Finds the modules of `REGISTRATIONS` as the other finders do, and wraps their loaders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -76,7 +92,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def register() -> None:
-    """Register this model with the Auto classes, now or, where they are not imported yet, when they are."""
+    """Register this model with all of `REGISTRATIONS`, now or, where they are not imported yet, when they are."""
     for name, register_with in REGISTRATIONS.items():
         if name in sys.modules:
             register_with()

@@ -124,7 +124,7 @@ def why_not(made: QEDBlock, batch: int) -> str | None:
 REPLACED: dict[str, tuple[Any, str]] = {
     "a quantised or adapted matrix": (
         lambda made: setattr(made.mixer, "o_proj", torch.nn.Identity()),
-        "an nn.Linear, and this is a Identity",
+        "quantised, adapted or replaced: it is a Identity",
     ),
     "a bias": (lambda made: setattr(made.mixer, "o_proj", torch.nn.Linear(32, 24)), "has a bias"),
     "a norm": (lambda made: setattr(made, "mlp_norm", torch.nn.RMSNorm(24)), "has been replaced"),

@@ -27,6 +27,13 @@ def tokens(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+def project(mixer: Mixer, x: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+    """What comes after the recurrence: the norm with its gate, and the matrix back to the residual stream."""
+    gate = mixer.in_proj(x).split(list(mixer.parts.values()), -1)[list(mixer.parts).index("output_gate")]
+    heads = mixer.g_proj(gate).unflatten(-1, (mixer.num_heads, -1))
+    return mixer.o_proj(mixer.o_norm(read, heads).flatten(-2))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_split_anywhere_is_whole(name: str) -> None:
     mixer, x = layer(name), tokens(2, 13)
@@ -38,6 +45,26 @@ def test_split_anywhere_is_whole(name: str) -> None:
     assert torch.allclose(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
     for found, truth in zip(state, end, strict=True):
         assert torch.allclose(found.double(), truth.double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name, row in RULES.items() if row.erase != "none"])
+def test_an_erase_gate_up_to_two_can_turn_the_state_around(name: str) -> None:
+    """b is twice as large, and all else is made of it as before: with the gate wide open, what a step leaves along the
+    key goes from nothing to minus all of it."""
+    plain, wide, x = layer(name), layer(name, erase_max=2.0), tokens(2, 13)
+    assert torch.equal(wide.projections(x).b, 2 * plain.projections(x).b)
+    operands = RULES[name].operands(wide.projections(x))
+    y, _ = wide(x)
+    truth, _ = RULES[name].run(operands, scale=1.0, initial_state=None, cu_seqlens=None, there=None, impl="reference")
+    assert torch.allclose(y, project(wide, x, truth), rtol=0, atol=1e-12)
+    for mixer, least in ((plain, 0.0), (wide, -1.0)):
+        with torch.no_grad():
+            rows = dict(zip(mixer.parts, mixer.in_proj.weight.split(list(mixer.parts.values())), strict=True))
+            rows["b"].copy_(1e3 * x[0, -1])  # the last token's gate is open as wide as it goes
+        found = mixer.projections(x[:1, -1:])
+        along = found.k if name != "eda" else found.direction
+        left = 1 - (found.b * along.square()).sum(-1) / along.square().sum(-1)
+        assert torch.allclose(left, torch.tensor(least).double(), atol=1e-9)
 
 
 @pytest.mark.parametrize("name", LAYERS)

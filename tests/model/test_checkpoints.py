@@ -28,7 +28,7 @@ def saved(folder: Path, **changes: object) -> QEDForCausalLM:
 @pytest.mark.parametrize("rule", [*RULES, "full_attention"])
 def test_round_trip(rule: str, tmp_path: Path) -> None:
     model = saved(tmp_path, layer_types=["qed", rule], read_scale=0.5)
-    assert {x.suffix for x in tmp_path.iterdir()} == {".json", ".safetensors"}
+    assert {x.suffix for x in tmp_path.iterdir()} == {".json", ".md", ".py", ".safetensors"}
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(again) is QEDForCausalLM
     assert again.config.to_diff_dict() | {"_name_or_path": ""} == model.config.to_diff_dict() | {"_name_or_path": ""}

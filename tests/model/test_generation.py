@@ -185,7 +185,7 @@ CHANGES: dict[str, Callable[[QEDForCausalLM], None]] = {
     **{name: parameter(MIXER + name) for name in ("o_proj.weight", "conv.weight", "theta", "o_norm.weight", "A_log")},
     **{name: parameter(f"model.layers.1.{name}") for name in ("mlp.gate_up_proj.weight", "mlp_norm.weight")},
     **{name: parameter(f"model.{name}") for name in ("norm.weight", "embed_tokens.weight")},
-    **{name: setting(MIXER + name, 0.1) for name in ("lambda_max", "read_scale", "strength_scale")},
+    **{name: setting(MIXER + name, 0.1) for name in ("lambda_max", "erase_max", "read_scale", "strength_scale")},
     "eps": setting("model.layers.1.mlp_norm.eps", 0.5),
     "data": data,
     "another module": another_module,

@@ -3,15 +3,18 @@
 import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import BitsAndBytesConfig, TorchAoConfig
 
-from qed import QEDCache, QEDConfig, QEDForCausalLM
+from qed import QEDCache, QEDConfig, QEDForCausalLM, explain
 from qed.model.base import weights_dtype
 from qed.model.decoding import Decoder, Sampling, stream
 from qed.model.fingerprint import fingerprint
+from qed.model.matrices import converted, matrices
 from qed.testing import relative_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")]
@@ -242,3 +245,63 @@ def test_a_cache_that_goes_back_is_not_captured() -> None:
         plain = model.generate(x, **options)
         for help_ in ({"prompt_lookup_num_tokens": 5}, {"assistant_model": make(num_hidden_layers=1)}):
             assert (model.generate(x, **options, **help_) == plain).float().mean() > 0.9  # near ties may fall otherwise
+
+
+def check_decoding(model: Any, x: torch.Tensor, budget: float) -> torch.Tensor:
+    """The captured step's logits are those of a plain pass; the tokens that `generate` gives with it are returned."""
+    with torch.no_grad():
+        cache = model(x[:, :20], use_cache=True).past_key_values
+        found = torch.cat([model(x[:, t : t + 1], past_key_values=cache).logits for t in range(20, x.shape[1])], 1)
+        assert relative_error(found, model(x).logits[:, 20:]) < budget
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    text = model.generate(input_ids=x, attention_mask=torch.ones_like(x), **options)[:, x.shape[1] :]
+    plain = model.generate(input_ids=x, attention_mask=torch.ones_like(x), use_cache=False, **options)[:, x.shape[1] :]
+    assert (text == plain).float().mean() > 0.9  # near ties may fall otherwise
+    return text
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_adapters_switched_between_generations_are_captured(batch: int, kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    base, x = make(), prompt(batch, 40)
+    options = {"r": 4, "lora_alpha": 8, "use_dora": kind == "DoRA", "target_modules": "all-linear"}
+    model = peft.get_peft_model(base, peft.LoraConfig(**options)).eval()
+    model.add_adapter("other", peft.LoraConfig(**options))
+    for i, (name, p) in enumerate(model.named_parameters()):
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.2, generator=torch.Generator("cuda").manual_seed(i))
+    texts = []
+    for name in ("default", "other", "default"):
+        model.set_adapter(name)
+        texts.append(check_decoding(model, x, 1e-3))
+        assert base.decoders.of(base, batch).graphs
+    with model.disable_adapter():
+        off = check_decoding(model, x, 1e-3)
+    model.merge_adapter()
+    merged = check_decoding(model, x, 1e-3)
+    assert base.decoders.of(base, batch).graphs
+    assert torch.equal(texts[0], texts[2])
+    assert not torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[0], off)
+    assert (texts[0] == merged).float().mean() > 0.9
+
+
+QUANTISERS = {"torchao, 8 bits": 0, "bitsandbytes, 8 bits": 8, "bitsandbytes, 4 bits": 4}
+
+
+@pytest.mark.parametrize("quantiser", QUANTISERS)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_quantised_model_decodes_as_it_reads(batch: int, quantiser: str, tmp_path: Path) -> None:
+    bits, x = QUANTISERS[quantiser], prompt(batch, 40)
+    make(torch.bfloat16).save_pretrained(tmp_path)
+    if bits:
+        pytest.importorskip("bitsandbytes")
+        settings: Any = BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    else:
+        settings = TorchAoConfig(pytest.importorskip("torchao.quantization").Int8WeightOnlyConfig())
+    options: dict[str, Any] = {"quantization_config": settings, "device_map": "cuda", "dtype": torch.bfloat16}
+    model = QEDForCausalLM.from_pretrained(tmp_path, **options)
+    assert len(converted(model)) == len(matrices(model)) - 1
+    assert "quantised" in str(explain(model))
+    check_decoding(model, x, 5e-2)

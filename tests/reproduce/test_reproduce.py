@@ -282,8 +282,11 @@ def test_plans_are_whole(scale: str, tmp_path: Path) -> None:
             config = made.config(unit, tmp_path)
             assert config.model["rule"] == unit.arm
             assert config.seed == unit.seed
-    swept = dataclasses.replace(plan, arms=("qed@0.5", "qed+theta12"))
-    bound, factor = (swept.config(unit, tmp_path) for unit in swept.units[:2])
+    swept = dataclasses.replace(plan, arms=("qed@0.5", "qed+theta12", "gdn2+erase2", "qed@1+erase2+theta3"))
+    bound, factor, erase, all_three = (swept.config(unit, tmp_path) for unit in swept.units[:4])
+    assert (erase.model_config().rule, erase.model_config().erase_max) == ("gdn2", 2.0)
+    assert (all_three.model_config().lambda_max, all_three.model_config().erase_max) == (1.0, 2.0)
+    assert all_three.theta_learning_rate == 3
     assert bound.model_config().lambda_max == 0.5
     assert factor.theta_learning_rate == 12
     short = scale in ("medium", "paper-short")
@@ -307,10 +310,12 @@ def test_bad_input(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "kept"
     assert "--scale: expected" in said("--scale", "huge")[1]
     assert ", got 'qet'; the nearest is qed" in said("--arms", "qed,qet", "--out", tmp_path / "x")[1]
-    for arm in ("gdn2@1", "qed@", "qed@x", "qed+theta", "gdn2+theta10", "qed+theta10@1"):
+    for arm in ("gdn2@1", "qed@", "qed@x", "qed+theta", "gdn2+theta10", "qed+theta10@1", "linear+erase2", "gdn2+erase"):
         assert "RULE@λ_max or RULE+thetaFACTOR" in said("--arms", arm, "--out", tmp_path / "x")[1]
     for same, arm in (("qed@0.5", "qed@0.50"), ("qed", "qed@0.25")):
         assert f"expected {same!r}, which is the same, got {arm!r}" in said("--arms", arm, "--out", tmp_path / "x")[1]
+    too_wide = said("--arms", "gdn2+erase3", "--out", tmp_path / "x")[1]
+    assert "erase_max: expected a number above 0 and at most 2, got 3" in too_wide
     assert "--practice: expected a scale with S-NIAH" in said("--practice", 0.1, "--out", tmp_path / "x")[1]
     at = ("--scale", "small", "--out", tmp_path / "x")
     assert "--practice: expected a share between 0 and 1, got 1.5" in said(*at, "--practice", 1.5)[1]

@@ -94,7 +94,7 @@ def measure(
     tokens = -(-samples // heads)
     if tokens > len(shards):
         raise ValueError(f"--data: expected {tokens} tokens for {samples} samples, got {len(shards)}")
-    device = model.lm_head.weight.device
+    device = model.device
     collected: dict[int, dict[str, list[np.ndarray]]] = {}
     for start in range(0, tokens, ROW):
         row = torch.from_numpy(shards.read(start, min(ROW, tokens - start)))[None].to(device)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, evaluation, look, reproduction, training
+from . import bench, evaluation, export, look, reproduction, training
 from .console import Commands
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def _main(
 
 app.add_typer(training.commands)
 app.add_typer(evaluation.commands)
+app.add_typer(export.commands)
 app.add_typer(look.commands)
 app.add_typer(reproduction.commands)
 app.add_typer(bench.commands, name="bench")

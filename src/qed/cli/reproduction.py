@@ -37,7 +37,7 @@ Scale = Annotated[
 Arms = Annotated[
     str,
     typer.Option(
-        help="Rules, RULE@λ_max or RULE+thetaFACTOR, separated by commas, instead of the scale's own; "
+        help="Rules, RULE@λ_max, RULE+eraseMOST or RULE+thetaFACTOR, separated by commas, instead of the scale's own; "
         "'all' takes the paper's five."
     ),
 ]

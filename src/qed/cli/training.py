@@ -109,6 +109,7 @@ def _train(
 ) -> None:
     """Train a model by a recipe. All but `mini`, which has a built-in corpus, need --set data=FOLDER."""
     from ..recipes import build
+    from ..report.card import describe
     from ..reproduce.corpus import built_in, make_built_in
     from ..train.loop import Diverged, train
     from .summary import summarise
@@ -129,6 +130,7 @@ def _train(
     with reported(Diverged):
         status = train(config, out, device=chosen, console=console, lines=lines)
     if status == 0 and os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks
+        describe(out / "export", out)
         summarise(config, out, console)
     raise typer.Exit(status)
 

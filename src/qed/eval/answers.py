@@ -20,7 +20,7 @@ def read(model: QEDForCausalLM, prompts: list[list[int]]) -> tuple[torch.Tensor,
     """The last logits [B, vocabulary] after each prompt, and the cache from which to continue."""
     if not all(prompts):
         raise ValueError("a prompt: expected at least one token, got none")
-    device = model.lm_head.weight.device
+    device = model.device
     width = max(map(len, prompts))
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     there = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -55,7 +55,7 @@ def answers(
         batch: to how many rows the batch is filled up on a GPU, where decoding is captured for a number of rows.
     """
     count = len(prompts)
-    if model.lm_head.weight.is_cuda:
+    if model.device.type == "cuda":
         prompts = prompts + [prompts[-1]] * (batch - count)
     logits, cache = read(model, prompts)
     parts, ended = [], torch.zeros(count, dtype=torch.bool)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..data import tokenization
+from ..data.tokenizer_files import as_transformers
 from ..files import write_json
 from ..model.base import weights_dtype
 from ..model.loading import load
@@ -33,17 +34,6 @@ if TYPE_CHECKING:
 
 LONGEST = 33_024  # 32K, and room for the answer
 ESSAYS = "baber/paul_graham_essays"
-
-
-def as_transformers(tokenizer: Any) -> Any:
-    """A transformers tokenizer that knows which tokens a document begins and ends with, unlike tokenizer.json."""
-    from transformers import PreTrainedTokenizerFast
-
-    begin, end = tokenization.ends(tokenizer)
-    special = {"eos_token": tokenizer.id_to_token(end), "pad_token": tokenizer.id_to_token(end)}
-    if begin is not None:
-        special["bos_token"] = tokenizer.id_to_token(begin)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 @lru_cache

@@ -1,7 +1,8 @@
 """The token mixer: any row of the rule table as a layer.
 
     x → q, k, v → short convolution, SiLU → L2 norm of q and k
-      → decay g = −exp(A_log)·softplus(W_f x + dt_bias), gates b = σ(W_b x), w = σ(W_w x), strength λ_h = λ_max·σ(θ_h)
+      → decay g = −exp(A_log)·softplus(W_f x + dt_bias), gates b = b_max·σ(W_b x) and w = σ(W_w x),
+        strength λ_h = λ_max·σ(θ_h), where the paper has b_max = 1 and λ_max = 0.25
       → rule → S_t = (I − k aᵀ) Diag(exp g) S_{t−1} + k uᵀ,  o_t = scale · Sᵀ q
       → RMSNorm of each head, times a gate → W_o
 
@@ -51,7 +52,17 @@ class Gates(NamedTuple):
 
 
 class Mixer(nn.Module):
-    """The token mixer of any rule."""
+    """The token mixer of any rule.
+
+    Args:
+        rule: a name of `RULES`.
+        lambda_max, erase_max: bounds of the strength and of the erase gate, λ = lambda_max · σ(θ) and
+            b = erase_max · σ(W_b x). With 2 a step can turn what lies along the key around: 1 − b is in (−1, 1).
+        read_scale: factor on the read o = scale · Sᵀ q.
+        decay_rank: width of the bottleneck of W_f where the decay is per channel; None for `head_dim`.
+        output_gate: "silu", "sigmoid", or None for the norm alone.
+        output_gate_rank: width of the gate's bottleneck; None for `value_head_dim`, 0 for one full matrix.
+    """
 
     random_direction: Tensor
     context: Context | None = None  # where a sequence is spread over processes
@@ -67,25 +78,19 @@ class Mixer(nn.Module):
         rule: str = "qed",
         conv_size: int = 4,
         lambda_max: float = 0.25,
+        erase_max: float = 1.0,
         read_scale: float = 1.0,
         decay_rank: int | None = None,
         output_gate: str | None = "silu",
         output_gate_rank: int | None = None,
         norm_eps: float = 1e-5,
     ):
-        """
-        Args:
-            rule: a name of `RULES`.
-            read_scale: factor on the read o = scale · Sᵀ q.
-            decay_rank: width of the bottleneck of W_f where the decay is per channel; None for `head_dim`.
-            output_gate: "silu", "sigmoid", or None for the norm alone.
-            output_gate_rank: width of the gate's bottleneck; None for `value_head_dim`, 0 for one full matrix.
-        """
         super().__init__()
         check_choice("rule", rule, RULES)
         self.rule, self.row = rule, RULES[rule]
         self.num_heads, self.head_dim, self.value_head_dim = num_heads, head_dim, value_head_dim
-        self.lambda_max, self.read_scale, self.strength_scale = lambda_max, read_scale, 1.0
+        self.lambda_max, self.erase_max = lambda_max, erase_max
+        self.read_scale, self.strength_scale = read_scale, 1.0
         keys, values = num_heads * head_dim, num_heads * value_head_dim
         decay_rank = decay_rank or head_dim
         gate_rank = value_head_dim if output_gate_rank is None else output_gate_rank
@@ -253,11 +258,15 @@ class Mixer(nn.Module):
             l2_normalize(k),
             v,
             g=None if f is None else self._log_decay(heads(_wide(f) + _wide(self.dt_bias))),
-            b=None if b is None else heads(torch.sigmoid(b)),
+            b=None if b is None else heads(self._erase_gate(b)),
             w=None if w is None else heads(torch.sigmoid(w)),
             strength=strength,
             direction=direction,
         )
+
+    def _erase_gate(self, x: Tensor) -> Tensor:
+        b = torch.sigmoid(x)
+        return b if self.erase_max == 1 else self.erase_max * b
 
     def _log_decay(self, x: Tensor) -> Tensor:
         return -_wide(self.A_log).exp()[:, None] * nn.functional.softplus(x)

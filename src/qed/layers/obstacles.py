@@ -26,14 +26,35 @@ def rule_obstacle(rule: Rule) -> str | None:
     return None
 
 
+def mixer_obstacle(mixer: Any) -> str | None:
+    """Why kernels that make the operands cannot make those of a mixer."""
+    if mixer.erase_max != 1:
+        return f"the kernels know an erase gate in (0, 1), and this one is in (0, {mixer.erase_max:g})"
+    return rule_obstacle(mixer.row)
+
+
 def plain_linear_obstacle(linear: Any) -> str | None:
     """Why a matrix product must be left to its module: it is quantised, adapted, or somebody listens to its calls."""
     if type(linear) is not nn.Linear:
-        return f"it takes an nn.Linear, and this is a {type(linear).__name__}"
-    if type(linear.weight.data) is not Tensor:
-        return f"it takes plain weights, and these are {type(linear.weight.data).__name__}"
+        name = type(linear).__name__
+        return f"it takes an nn.Linear, and this matrix was quantised, adapted or replaced: it is a {name}"
+    if type(linear.weight) not in (nn.Parameter, Tensor):
+        name = type(linear.weight).__name__
+        return f"it takes plain weights, and these are quantised or spread over processes: they are a {name}"
     if must_be_called(linear):
         return "the module has hooks or a forward of its own, which have to be called"
+    return None
+
+
+def trace_obstacle(block: Any) -> str | None:
+    """Why a block may not be one compiled program: it has modules of packages that torch.compile cannot always trace,
+    or that need another program for every setting, as adapters do when they are switched."""
+    for part in block.modules():
+        package = type(part).__module__.partition(".")[0]
+        if package in ("bitsandbytes", "peft"):
+            return (
+                f"a matrix was quantised or adapted: it is a {type(part).__name__} of {package}, which is not compiled"
+            )
     return None
 
 

@@ -40,8 +40,7 @@ from ..routes import (
     no_obstacle,
 )
 from ..rules import Operands
-from . import functions
-from .obstacles import block_parts_obstacle, convolution_obstacle, plain_linear_obstacle, rule_obstacle
+from . import functions, obstacles
 from .sequences import DENSE, Sequences
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ CONVOLUTION = Piece(
 
 
 def _operands_obstacle(call: Call, mixer: Mixer) -> str | None:
-    why_not = kernel_obstacle(call) or rule_obstacle(mixer.row) or convolution_obstacle(mixer.conv)
+    why_not = kernel_obstacle(call) or obstacles.mixer_obstacle(mixer) or obstacles.convolution_obstacle(mixer.conv)
     if why_not is not None:
         return why_not
     widest = max(mixer.head_dim, mixer.value_head_dim)
@@ -227,7 +226,7 @@ def _vector_obstacle(call: Call, linear: nn.Module, residual: Tensor | None) -> 
         return "it is made for one token without a gradient"
     if not call.named and not (call.compiling and call.device.type == "cuda"):
         return "it is made for torch.compile on a GPU"
-    return plain_linear_obstacle(linear)
+    return obstacles.plain_linear_obstacle(linear)
 
 
 def _in_place_obstacle(call: Call, linear: Any, residual: Tensor | None) -> str | None:
@@ -239,7 +238,7 @@ def _in_place_obstacle(call: Call, linear: Any, residual: Tensor | None) -> str 
         return "torch.compile decides by itself what to write over"
     if call.device.type != "cuda" and not call.named:
         return f"it pays on a GPU alone, and the inputs are on {call.device}"
-    why_not = plain_linear_obstacle(linear)
+    why_not = obstacles.plain_linear_obstacle(linear)
     if why_not is not None:
         return why_not
     if residual is None:
@@ -289,7 +288,7 @@ def project(linear: nn.Module, x: Tensor, residual: Tensor | None = None, impl: 
 
 
 def _block_obstacle(call: Call, block: Any) -> str | None:
-    why_not = block_parts_obstacle(block) or rule_obstacle(block.mixer.row)
+    why_not = obstacles.block_parts_obstacle(block) or obstacles.mixer_obstacle(block.mixer)
     if why_not is not None:
         return why_not
     mixer = block.mixer
@@ -336,7 +335,7 @@ def _compiled_block_obstacle(call: Call, block: Any) -> str | None:
         asked = [piece for piece, name in block.impl if name != AUTO and piece not in ("recurrence", "block")]
         if asked:
             return f"routes of {', '.join(asked)} were asked for, which may not run inside torch.compile"
-    return None
+    return obstacles.trace_obstacle(block)
 
 
 BLOCK = Piece(

@@ -39,6 +39,7 @@ def make_block(config: QEDConfig, layer: int) -> QEDBlock:
             rule=rule,
             conv_size=config.conv_size,
             lambda_max=config.lambda_max,
+            erase_max=config.erase_max,
             read_scale=config.read_scale,
             decay_rank=config.decay_rank,
             output_gate=config.output_gate,

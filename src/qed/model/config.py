@@ -10,6 +10,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -19,6 +20,7 @@ from ..choices import check_choice, nearest
 from ..layers.functions import ACTIVATIONS
 from ..layers.initialization import THETA
 from ..rules import RULES
+from .stub import AUTO_MAP, is_mapped, write_stub
 
 FORMAT_VERSION = 1
 _NARROW = {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 32, "intermediate_size": 128}
@@ -31,7 +33,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 # The real numbers of a configuration, each with the smallest value that it may have.
 LEAST = {
-    **dict.fromkeys(("expand_v", "lambda_max", "initializer_range", "norm_eps", "rope_theta"), 0.0),
+    **dict.fromkeys(("expand_v", "lambda_max", "erase_max", "initializer_range", "norm_eps", "rope_theta"), 0.0),
     **dict.fromkeys(("theta_init", "read_scale"), -sys.float_info.max),
 }
 RECURRENT = "linear_attention"  # what transformers calls a recurrent layer, whatever its rule is
@@ -72,6 +74,8 @@ class QEDConfig(PreTrainedConfig):
         layer_rules: for every layer a name of `qed.RULES`, or None if it is not recurrent; None if `layer_types` and
             `rule` say it.
         lambda_max, theta_init: λ_h = lambda_max · sigmoid(θ_h), θ_h starts at theta_init.
+        erase_max: the erase gate is b = erase_max · sigmoid(W_b x), 1 in the paper. With 2, the most that there may be,
+            the erase of one step has eigenvalues in [−1, 1] instead of [0, 1].
         conv_size: taps of the short convolution of q, k and v. (Open: 4.)
         read_scale: factor on the read of the state.
         output_gate: "silu", "sigmoid" or None. (Open: silu.)
@@ -102,6 +106,7 @@ class QEDConfig(PreTrainedConfig):
     layer_types: list[str] | None = None
     layer_rules: list[str | None] | None = None
     lambda_max: float = 0.25
+    erase_max: float = 1.0
     theta_init: float = THETA
     conv_size: int = 4
     read_scale: float = 1.0
@@ -121,12 +126,57 @@ class QEDConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self._check_format()  # first: a newer version may have written fields and rules that this one does not know
         self.check_names(name for name in kwargs if not _is_of_transformers(name))
         if self.layer_types is None and type(self.num_hidden_layers) is int:
             self.layer_types = [RECURRENT] * self.num_hidden_layers
         self._separate_rules()
         super().__post_init__(**kwargs)
+        if is_mapped(type(self), "AutoConfig"):
+            self.auto_map = dict(AUTO_MAP)  # whatever a file says: these classes are found through our stub alone
         self.check()
+
+    def _check_format(self) -> None:
+        """Raise ValueError for a checkpoint of another format than this version reads."""
+        if self.format_version == FORMAT_VERSION:
+            return
+        newer = type(self.format_version) is int and self.format_version > FORMAT_VERSION
+        advice = "; a newer version of qed wrote it: install a newer qed-attention to read it" if newer else ""
+        raise ValueError(
+            f"format_version: this version of qed reads checkpoints of format {FORMAT_VERSION}, "
+            f"got {self.format_version!r}{advice}"
+        )
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return a configuration of these fields, as `from_pretrained` reads them, with some of them changed.
+
+        Changed fields are checked like all others. A change of `rule` alone is one of all layers that have the rule
+        which the fields name.
+
+        Args:
+            config_dict: the fields.
+            kwargs: changes, and options of transformers.
+        """
+        changes = {name: kwargs.pop(name) for name in QEDConfig.__annotations__ if name in kwargs}
+        if "rule" in changes and "layer_rules" not in changes:
+            before = cls(**config_dict)
+            rules = [changes["rule"] if rule == before.rule else rule for rule in before.layer_rules or ()]
+            config_dict = config_dict | {"layer_types": before.layer_types, "layer_rules": rules}
+        return super().from_dict(config_dict | changes, **kwargs)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does, with the stub beside config.json that lets its Auto classes find this package."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if is_mapped(type(self), "AutoConfig"):
+            write_stub(Path(save_directory))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str | type = "AutoConfig") -> None:
+        """As in transformers for a class derived from this one, whose code is then saved with it. This one needs
+        nothing: the stub is saved with it anyway."""
+        if not is_mapped(cls, auto_class):
+            super().register_for_auto_class(auto_class)
 
     def _separate_rules(self) -> None:
         """Replace every rule among `layer_types` by transformers' word for it, and put it into `layer_rules`."""
@@ -161,11 +211,6 @@ class QEDConfig(PreTrainedConfig):
 
     def check(self) -> None:
         """Raise ValueError for what cannot be a model; the message names the field, what was expected and what came."""
-        if self.format_version != FORMAT_VERSION:
-            raise ValueError(
-                f"format_version: this version of qed reads checkpoints of format {FORMAT_VERSION}, "
-                f"got {self.format_version}"
-            )
         sizes = ("vocab_size", "hidden_size", "num_heads", "head_dim", "intermediate_size", "conv_size")
         for name in (*sizes, "num_hidden_layers", "sliding_window"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
@@ -175,6 +220,8 @@ class QEDConfig(PreTrainedConfig):
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
                 expected = "a number" if least == -sys.float_info.max else f"a number of {least:g} or more"
                 raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        if not 0 < self.erase_max <= 2:  # beyond 2 what lies along the key grows
+            raise ValueError(f"erase_max: expected a number above 0 and at most 2, got {self.erase_max!r}")
         for name in ("decay_rank", "output_gate_rank"):
             rank = getattr(self, name)
             if rank is not None and (type(rank) is not int or rank < 0):

@@ -77,7 +77,8 @@ class Decoder:
         if len(recurrent_mixers(model)) != len(model.model.layers):
             raise ValueError("a softmax layer's state grows: expected a model of recurrent layers alone")
         self._model = weakref.ref(model)
-        self.device, dtype = model.lm_head.weight.device, model.lm_head.weight.dtype
+        # The embedding's, which are those of the residual stream: a quantised matrix is of whole numbers.
+        self.device, dtype = model.device, model.model.embed_tokens.weight.dtype
         self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self.logits = torch.zeros(batch, model.config.vocab_size, dtype=dtype, device=self.device)
         self.states = [_empty_state(mixer, batch, dtype, self.device) for mixer in recurrent_mixers(model)]
@@ -207,7 +208,7 @@ class Decoders:
         now = fingerprint(model)
         if now != self._fingerprint:
             self._fingerprint, self._by_batch = now, {}
-        if now is None:
+        if isinstance(now, str):
             return None
         if batch not in self._by_batch:
             self._by_batch[batch] = Decoder(model, batch)

@@ -11,9 +11,10 @@ from torch import nn
 from ..layers import Attention, Mixer
 from ..layers.routes import BLOCK, CONVOLUTION, NORM, OPERANDS, PRODUCT, PROJECTION
 from ..ops.routes import RECURRENCE
-from ..routes import Call, Choice
+from ..routes import REFERENCE, Call, Choice
 from .causal_lm import QEDForCausalLM, QEDModel
 from .fingerprint import fingerprint
+from .matrices import converted, matrices
 
 TOKENS = 2048  # of the training sequence and of the prompt that are explained
 
@@ -43,6 +44,7 @@ def explain_model(model: QEDForCausalLM | QEDModel) -> Explanation:
     Training is explained as `qed train` runs it: compiled on a GPU, and as written elsewhere. Prefill is a prompt of
     2,048 tokens, decoding one token of one sequence.
     """
+    model = getattr(model, "get_base_model", lambda: model)()  # which PEFT has wrapped
     weight = next(model.parameters())
     device, dtype = weight.device, weight.dtype
     on_gpu = device.type == "cuda"
@@ -56,6 +58,10 @@ def explain_model(model: QEDForCausalLM | QEDModel) -> Explanation:
     }
     parameters = sum(x.numel() for x in model.parameters())
     title = f"{parameters:,} parameters in {str(dtype).removeprefix('torch.')} on {device}"
+    if kinds := converted(model):
+        title += (
+            f"; {len(kinds)} of {len(matrices(model))} matrices are converted: {', '.join(sorted(set(kinds.values())))}"
+        )
     return Explanation(title=title, choices=modes)
 
 
@@ -65,15 +71,22 @@ def _layers(model: Any, call: Call) -> dict[str, dict[str, Choice]]:
 
 def _decoding(model: Any, call: Call) -> dict[str, dict[str, Choice]]:
     """A block's own route; where the block runs as its layers, theirs too."""
-    if not isinstance(model, QEDForCausalLM) or fingerprint(model) is None:
+    if not isinstance(model, QEDForCausalLM):
         return _layers(model, call)
-    found = []
+    found, captured = [], fingerprint(model)
     for block in _blocks(model):
-        choice = BLOCK.explain(block.impl, call, block)
+        uncaptured = isinstance(captured, str)
+        choice = _as_layers(str(captured)) if uncaptured else BLOCK.explain(block.impl, call, block)
         compiling = choice.route == "compiled"
         inside = {} if choice.route == "triton" else _pieces(block, call._replace(compiling=compiling))
         found.append((_kind(block), {"block": choice} | inside))
     return _alike(found)
+
+
+def _as_layers(why_not: str) -> Choice:
+    """The choice of a block that decodes as its layers, because no step can be captured."""
+    others = dict.fromkeys(BLOCK.names[:-1], why_not)
+    return Choice(route=REFERENCE, reason="the block's own forward, with no captured step", passed_over=others)
 
 
 def _alike(layers: list[tuple[str, dict[str, Choice]]]) -> dict[str, dict[str, Choice]]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 SETTINGS: dict[type[nn.Module], Any] = {
     Mixer: attrgetter(
-        *("impl", "row", "num_heads", "head_dim", "value_head_dim", "lambda_max", "read_scale", "strength_scale")
+        *("impl", "row", "num_heads", "head_dim", "value_head_dim"),
+        *("lambda_max", "erase_max", "read_scale", "strength_scale"),
     ),
     RMSNorm: attrgetter("impl", "eps"),
     GatedRMSNorm: attrgetter("impl", "eps", "activation"),
@@ -36,18 +37,18 @@ _OF_EVERY_MODULE = frozenset(nn.Module().__dict__) - {"training"}
 _GLOBAL_HOOKS = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 
 
-def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
-    """Return what a captured step of a model depends on.
-
-    It is None where no captured step would be right: with softmax layers, whose states grow; with hooks or a `forward`
-    of a single module, which a replay would not call; where a sequence is spread over processes; and where plain torch
-    was asked for."""
-    blocks, device = list(model.model.layers), model.lm_head.weight.device.type
+def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | str:
+    """Return what a captured step of a model depends on; or, where no captured step would be right, why not."""
+    blocks, device = list(model.model.layers), model.device.type
     mixers = [block._modules.get("mixer") for block in blocks]  # torch's `__getattr__` would be slow
-    if any(_GLOBAL_HOOKS) or not all(isinstance(mixer, Mixer) and mixer.context is None for mixer in mixers):
-        return None
+    if any(_GLOBAL_HOOKS):
+        return "there are hooks of all modules, which a replay would not call"
+    if not all(isinstance(mixer, Mixer) for mixer in mixers):
+        return "the state of a softmax layer grows"
+    if any(getattr(mixer, "context", None) is not None for mixer in mixers):
+        return "sequences are spread over processes"
     if any(impl != AUTO and BLOCK.wanted(impl) == REFERENCE for impl in {getattr(x, "impl", AUTO) for x in blocks}):
-        return None
+        return "plain torch was asked for"
     # A step does not call these classes but their parts: only their hooks, weights and parts matter.
     shells = {type(model), type(model.model)}
     values: list[Any] = [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]
@@ -56,9 +57,11 @@ def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | None:
     for module in left:  # the list grows meanwhile
         own, kind = module.__dict__, type(module)
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
-            return None
+            return f"a {kind.__name__} has hooks or a forward of its own, which a replay would not call"
         values.append(kind)
         settings = None if kind in shells else SETTINGS.get(kind, _everything)
+        if settings is _everything and kind.__module__.startswith("bitsandbytes."):
+            return f"a matrix is quantised to a {kind.__name__}, which may wait for the device: it looks for outliers"
         if settings is not None:
             values.append(settings(module))
         tensors += own["_parameters"].values()

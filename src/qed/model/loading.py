@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -14,14 +15,15 @@ from .causal_lm import QEDForCausalLM
 from .config import QEDConfig
 
 
-def load(checkpoint: Path, *, dtype: torch.dtype, device: str) -> QEDForCausalLM:
+def load(checkpoint: Path | str, *, dtype: torch.dtype | Literal["auto"], device: str) -> QEDForCausalLM:
     """Return the model of a checkpoint in evaluation mode; raise ValueError if the folder is none.
 
     Args:
         checkpoint: a folder that `save_pretrained` wrote.
-        dtype: the dtype of the weights.
+        dtype: the dtype of the weights; "auto" for that in which they were saved.
         device: the device to move the model to.
     """
+    checkpoint = Path(checkpoint)
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what is wrong is said once, below
 

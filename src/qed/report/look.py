@@ -120,7 +120,7 @@ def collect(model: QEDForCausalLM, text: Text, tokenizer: Tokenizer, console: Co
         kinds = ", ".join(sorted(set(model.config.layer_types)))
         raise ValueError(f"CHECKPOINT: expected a model with recurrent layers, got {kinds}")
     count = sources_for(sum(mixer.num_heads for mixer in mixers.values()), len(text.ids))
-    ids = torch.tensor([text.ids], device=model.lm_head.weight.device)
+    ids = torch.tensor([text.ids], device=model.device)
     heads: list[dict[str, Any]] = []
     with progress(console) as bar:
         for i, look in bar.track(look_inside(model, ids), total=len(mixers), description="layers"):

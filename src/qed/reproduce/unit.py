@@ -31,6 +31,7 @@ from ..locks import LockedError, held
 from ..model.causal_lm import QEDForCausalLM
 from ..provenance import check_imported, register
 from ..recipes.importing import import_file
+from ..report.card import describe
 from ..train.loop import STOPPED, Watch, train
 from .plan import Plan, Unit
 
@@ -77,7 +78,7 @@ def watcher(plan: Plan, out: Path, encoder: Tokenizer) -> Watch:
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
 
     def watch(model: QEDForCausalLM) -> dict[str, float]:
-        device, right = model.lm_head.weight.device, 0
+        device, right = model.device, 0
         likeliest = model(ids.to(device), attention_mask=mask.to(device)).logits.argmax(-1).cpu()
         for row, tokens, count in zip(likeliest, rows, answered, strict=True):
             right += row[len(tokens) - 1 - count : len(tokens) - 1].tolist() == tokens[-count:]
@@ -100,8 +101,8 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
     encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
 
     def training() -> int:
-        config = plan.config(unit, out)
-        return train(config, run, device=device, console=console, watch=watcher(plan, out, encoder))
+        watch = watcher(plan, out, encoder)
+        return train(plan.config(unit, out), run, device=device, console=console, watch=watch)
 
     def evaluation() -> None:
         def answer(tasks: list[str], chosen: Options) -> None:
@@ -111,12 +112,12 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
         answer(list(plan.needles), given)
         if plan.recall:
             answer(list(plan.recall), Options(data=given.data, samples=plan.recall_samples, batch=plan.batch))
-        folder = {"positions": out / "validation"}
-        answer(["positions"], Options(lengths=(plan.positions,), samples=plan.position_rows, data=folder))
+        measured = Options(lengths=(plan.positions,), samples=plan.position_rows)
+        answer(["positions"], dataclasses.replace(measured, data={"positions": out / "validation"}))
+        describe(run / "export", run)  # the model card has what was measured
 
     def off() -> None:
-        given = dataclasses.replace(options(plan, out), strength=0.0)
-        place = run / "strength" / "0"
+        given, place = dataclasses.replace(options(plan, out), strength=0.0), run / "strength" / "0"
         evaluate(run / "export", list(plan.needles), given, out=place, tokenizer=None, device=device, console=console)
 
     def strength() -> None:

@@ -25,10 +25,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers.utils import logging
 
 from .. import files, locks
 from ..data import Loader, ReadAhead
+from ..data.tokenizer_files import TOKENIZER
 from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
 from ..ops import value_checks
 from ..provenance import check_imported, occasion, provenance
@@ -36,6 +36,7 @@ from . import checkpoints, optimizers
 from .captured import Captured
 from .config import CHANGEABLE_ON_RESUME, TrainConfig
 from .display import Display
+from .exporting import write_model
 from .inputs import open_inputs
 from .metrics import MetricsFile, TensorBoard, strengths, utilisation
 from .objective import SummedLoss
@@ -331,14 +332,8 @@ class Trainer:
         if not self.parallel.first or target.exists():
             return
         part = files.new_folder(self.out / f"export{files.PART}")
-        logging.disable_progress_bar()  # the bar of this run is enough
-        self.model.save_pretrained(part, state_dict=weights)
-        tokenizer = Path(self.config.data) / "tokenizer.json"
-        if tokenizer.exists():
-            files.write_bytes(part / "tokenizer.json", tokenizer.read_bytes())
-        for file in part.iterdir():
-            files.make_plain(file)
-            files.flush(file)
+        tokenizer = Path(self.config.data) / TOKENIZER
+        write_model(self.model, part, tokenizer=tokenizer if tokenizer.exists() else None, weights=weights)
         part.rename(target)
 
 

@@ -78,7 +78,7 @@ def accuracy(model: QEDForCausalLM, tokens: Tensor, targets: Tensor, batch: int 
     """
     if model.config.vocab_size < int(tokens.max()) + 1:
         raise ValueError(f"mqar: expected a model of {VOCABULARY} tokens, got {model.config.vocab_size}")
-    device, right, asked = model.lm_head.weight.device, 0, 0
+    device, right, asked = model.device, 0, 0
     for rows, wanted in zip(tokens.split(batch), targets.split(batch), strict=True):
         predicted = model(rows.to(device), use_cache=False).logits.argmax(-1).cpu()
         there = wanted != -100

@@ -23,7 +23,7 @@ ROWS = 64  # unless --samples says otherwise
 @torch.no_grad()
 def losses(model: QEDForCausalLM, rows: Tensor) -> Tensor:
     """The loss [B, L], in float32, of predicting each of the last L tokens of rows [B, L + 1], read piece by piece."""
-    device, cache, pieces = model.lm_head.weight.device, None, []
+    device, cache, pieces = model.device, None, []
     for start in range(0, rows.shape[1] - 1, PIECE):
         end = min(start + PIECE, rows.shape[1] - 1)
         given, wanted = rows[:, start:end].to(device), rows[:, start + 1 : end + 1].to(device)
