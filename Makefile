@@ -7,7 +7,7 @@ TOOLS := $(VENV)/.tools
 QUESTION := "Remember kinu kuhi. The baker forgot a lamp. Recall kinu"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce demo test test-all test-gpu attack lint docs bench clean
+.PHONY: help setup reproduce demo test test-all test-gpu attack lint docs dist bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -58,8 +58,16 @@ lint: $(TOOLS) ## style and types
 docs: $(TOOLS) ## build the site of docs/ into site/
 	$(BIN)/python docs/build.py
 
+# Both are built from a copy of what git knows, so that nothing else of this folder can get into them.
+dist: $(TOOLS) ## build wheel and sdist into dist/, and check what they say of themselves
+	rm -rf dist build/dist && mkdir -p build/dist
+	git archive HEAD | tar -x -C build/dist
+	$(BIN)/python -m build --no-isolation --outdir dist build/dist
+	rm -rf build/dist
+	$(BIN)/python -m twine check --strict dist/*
+
 bench: $(TOOLS) ## the CPU benchmark; results under benchmarks/results
 	$(BIN)/python benchmarks/recurrence_cpu.py
 
-clean: ## remove .venv, the site and caches
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove .venv, the site, packages and caches
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

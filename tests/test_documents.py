@@ -22,6 +22,7 @@ from qed.recipes import build
 from qed.recipes.arms import Arm
 from qed.reproduce.plan import PLANS
 from qed.rules import RULES
+from qed.train.loggers import LOGGERS
 
 from .browser import opened
 from .documents import BLOCK, PAGES, ROOT, blocks, commands, inline, name
@@ -49,14 +50,15 @@ def test_no_block_escapes(page: Path) -> None:
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, in an empty folder; the assertions in it hold."""
     monkeypatch.chdir(tmp_path)
-    rules, scope = dict(RULES), dict[str, Any]()
+    rules, loggers, scope = dict(RULES), dict(LOGGERS), dict[str, Any]()
     try:
         for block in blocks(page):
             if block.language == "python":
                 exec(compile(block.code, name(page), "exec"), scope)
     finally:
-        RULES.clear()
-        RULES.update(rules)
+        for table, before in ((RULES, rules), (LOGGERS, loggers)):
+            table.clear()
+            table.update(before)
 
 
 def called(words: list[str]) -> tuple[str, Any, list[str]]:
@@ -169,6 +171,23 @@ def test_documents_without_their_packages_say_what_to_install(tmp_path: Path) ->
     assert "pip install -e '.[docs]'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not site.exists()
+
+
+@pytest.mark.slow
+def test_a_build_that_fails_leaves_the_site_that_was_there(tmp_path: Path) -> None:
+    """And nothing beside it. A page with a broken link is enough."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "mkdocs.yml").write_text("site_name: x\nvalidation: {links: {not_found: warn}}\n")
+    command = [sys.executable, str(BUILD), "--config-file", str(tmp_path / "mkdocs.yml")]
+    command += ["--site-dir", str(tmp_path / "site")]
+    statuses = []
+    for text in ("# Whole\n", "# Broken\n\n[nowhere](nowhere.md)\n", "# Whole again\n"):
+        (tmp_path / "docs" / "index.md").write_text(text)
+        statuses.append(subprocess.run(command, capture_output=True).returncode)
+        assert "Broken" not in (tmp_path / "site" / "index.html").read_text()
+        assert {x.name for x in tmp_path.iterdir()} == {"docs", "mkdocs.yml", "site"}
+    assert statuses == [0, 1, 0]
+    assert "Whole again" in (tmp_path / "site" / "index.html").read_text()
 
 
 def test_the_tree_names_everything_at_the_top_and_every_folder() -> None:

@@ -34,6 +34,7 @@ ORDER = [
     "doctor",
     "bench",
     "cli",
+    "__main__",
 ]
 
 

@@ -53,6 +53,23 @@ def occasion() -> dict[str, str]:
     return {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "command": shlex.join([*begin, *sys.argv[1:]])}
 
 
+def without_folders(command: str) -> str:
+    """Return a command line in which every absolute path is its last name alone, for pages and results that are passed
+    on: whose folders they were is of no use to others."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # it was not made by `occasion`
+        return command
+    pairs = [word.rpartition("=") for word in words]
+    shorter = [f"{name}{sign}{last_name(value)}" for name, sign, value in pairs]
+    return command if shorter == words else shlex.join(shorter)
+
+
+def last_name(text: str) -> str:
+    """Return the last name of an absolute path; any other text as it is."""
+    return Path(text).name or text if text.startswith("/") and "\n" not in text else text
+
+
 def git_state() -> str:
     """Return the commit, with " changed" if files differ from it; empty outside a repository or without git."""
 

@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from scipy.stats import binom
+from scipy.stats import beta, binom, norm
 
 from qed.analysis.stats import across_seeds, clopper_pearson, holm, mcnemar, paired_difference, wilson
 
@@ -32,6 +32,25 @@ def test_mcnemar(b: int, c: int, p: float) -> None:
 def test_intervals_of_500(k: int, exact: tuple[float, float], score: tuple[float, float]) -> None:
     assert clopper_pearson(k, 500) == pytest.approx(exact, abs=6e-5)
     assert wilson(k, 500) == pytest.approx(score, abs=6e-5)
+
+
+@pytest.mark.parametrize(("n", "level"), [(1, 0.95), (7, 0.9), (40, 0.95), (500, 0.99)])
+def test_intervals_are_those_of_their_formulas(n: int, level: float) -> None:
+    """To ten digits: quantiles of beta distributions, and the roots of Wilson's quadratic equation."""
+    tail, z = (1 - level) / 2, norm.ppf((1 + level) / 2)
+    for k in {0, 1, n // 3, n // 2, n - 1, n}:
+        exact = (beta.ppf(tail, k, n - k + 1) if k else 0, beta.ppf(1 - tail, k + 1, n - k) if k < n else 1)
+        assert clopper_pearson(k, n, level) == pytest.approx(exact, abs=1e-10)
+        score = wilson(k, n, level)
+        for end in score:
+            assert (k / n - end) ** 2 == pytest.approx(z * z * end * (1 - end) / n, abs=1e-10)
+        assert score.low <= k / n <= score.high
+
+
+def test_mcnemar_is_twice_the_smaller_tail() -> None:
+    for b, c in itertools.product((0, 1, 5, 30, 200), repeat=2):
+        tail = binom.cdf(min(b, c), b + c, 0.5) if b + c else 1.0
+        assert mcnemar(b, c) == pytest.approx(min(1.0, 2 * tail), rel=1e-10)
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.93])

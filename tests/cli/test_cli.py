@@ -39,6 +39,15 @@ def test_version_and_help() -> None:
     assert "reproduce" in runner.invoke(app, ["--help"]).output
 
 
+def test_the_package_is_a_program() -> None:
+    """`python -m qed` is `qed`, and its status is the command's."""
+    for words, status in ((["--version"], 0), (["eval"], 1)):
+        command = [sys.executable, "-m", "qed", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == status
+        assert done.stdout.strip() == ("" if status else qed.__version__)
+
+
 Command = TyperCommand | TyperGroup
 
 
@@ -220,6 +229,11 @@ BAD_CALLS: list[tuple[tuple[str, ...], str]] = [
     ),
     ((*STRENGTH, "--task", "fda", "--data", "fda=golds.jsonl"), "golds.jsonl:3: expected an answer"),
     ((*STRENGTH, "--out", "file"), "--out: expected a folder"),
+    (
+        ("eigenvalues", "model"),
+        "--data: expected a folder that `qed prepare` wrote, since model is of no run, got none",
+    ),
+    (("eigenvalues", "run"), "--data: expected a folder that `qed prepare` wrote, since run/export is of no run"),
     (("eigenvalues", "model", "--data", "empty"), "empty: expected what `qed prepare` finished"),
     ((*EIGENVALUES, "--tokens", "9" * 14), "--data: expected"),
     ((*EIGENVALUES, "--out", "empty"), "--out: expected a file, got the folder empty"),

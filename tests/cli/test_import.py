@@ -19,7 +19,9 @@ from qed.recipes import RECIPES
 from qed.recipes.importing import FILES
 from qed.recipes.paper import ARMS
 from qed.reproduce.plan import PLANS, Files, Plan, mini
+from qed.train.loggers import LOGGERS
 
+from ..documents import blocks
 from .test_training import few_documents, words
 
 __all__ = ["few_documents"]
@@ -182,6 +184,24 @@ def test_two_files_of_one_name_are_refused() -> None:
     both = ("--import", "a/mine.py", "--import", "b/mine.py")
     said = call(*words(Path("run")), *both, status=1)
     assert "--import: expected files of different names and contents, got another mine.py: b/mine.py" in said
+
+
+@pytest.mark.usefixtures("few_documents")
+def test_the_logger_of_the_documents_is_taken_and_goes_on() -> None:
+    page = README.parent / "docs" / "howto" / "train.md"
+    (block,) = [x.code for x in blocks(page) if "LOGGERS" in x.code]
+    Path("my_logger.py").write_text(block)
+    command = [*words(Path("run"), loggers="losses"), "--import", "my_logger.py"]
+    try:
+        call(*command)
+        rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+        assert Path("run/losses.txt").read_text() == "".join(f"{row['step']} {row['loss']}\n" for row in rows)
+        LOGGERS.pop("losses")
+        said = call(*command[:-2], status=1)
+        assert "got 'losses'; the nearest is" in said
+        assert "`--import FILE` adds those of a file of yours" in said
+    finally:
+        LOGGERS.pop("losses", None)
 
 
 def test_a_recipe_of_ones_own() -> None:

@@ -7,9 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from qed.cli import app
+from qed.data.prepare import prepare
 from qed.reproduce.plan import PLANS, Files, Plan, mini
 from qed.train.loop import STOPPED, StepResult, Trainer
 
@@ -41,6 +43,7 @@ def test_a_mini_run_needs_no_data(tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = runner.invoke(app, words(out))
     assert first.exit_code == 0, first.output
+    assert "warning" not in first.output
     assert "no data given: this run trains on the built-in corpus (synthetic:2000)" in first.output
     config = json.loads((out / "config.json").read_text())["config"]
     assert (config["data"], config["validation"]) == (str(out / "data"), str(out / "validation"))
@@ -54,6 +57,11 @@ def test_a_mini_run_needs_no_data(tmp_path: Path) -> None:
     assert again.stdout.splitlines()[-3:] == first.stdout.splitlines()[-3:]  # nothing was left to do
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(10))
+    measured = runner.invoke(app, ["eigenvalues", str(out), "--device", "cpu"])  # over what the run held out
+    assert measured.exit_code == 0, measured.output
+    written = json.loads((out / "eigenvalues.json").read_text())
+    assert written["provenance"]["data"] == str(out / "validation")
+    assert written["tokens"] == json.loads((out / "validation" / "index.json").read_text())["tokens"]
     assert rows[-1]["validation_loss"] > 0
 
 
@@ -74,6 +82,14 @@ def test_other_runs_need_data(tmp_path: Path, recipe: str, settings: tuple[str, 
     assert result.exit_code == 1
     assert f"RECIPE: {recipe} needs --set data=…" in result.output
     assert not (tmp_path / "run").exists()
+
+
+def test_a_corpus_that_cannot_express_its_task_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("xylem quokka. " * 400)
+    prepare(str(tmp_path / "text.txt"), tokenizer="words:64", out=tmp_path / "data", console=Console(quiet=True))
+    result = runner.invoke(app, words(tmp_path / "run", data=str(tmp_path / "data")))
+    assert "warning: pairs cannot be answered with this tokenizer" in " ".join(result.stderr.split())
+    assert result.exit_code == 0, result.output
 
 
 def test_a_dry_run_prepares_nothing(tmp_path: Path) -> None:

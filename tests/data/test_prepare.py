@@ -119,6 +119,36 @@ def test_tokens_give_the_texts_back(corpus: Path, tmp_path: Path) -> None:
     shards.verify()
 
 
+def test_without_sentencepiece_a_model_of_it_is_refused_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    (tmp_path / "llama2.model").write_bytes(b"x")
+    call = ["prepare", "synthetic:5", "--out", str(tmp_path / "out"), "--tokenizer"]
+    result = CliRunner().invoke(app, [*call, str(tmp_path / "llama2.model")])
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert "llama2.model is a SentencePiece model" in said
+    assert said.endswith("pip install 'qed-attention[sentencepiece]' installs it")
+    assert not (tmp_path / "out").exists()
+    assert CliRunner().invoke(app, [*call, "bpe:300"]).exit_code == 0
+
+
+def test_practice_that_a_tokenizer_loses_is_warned_of(tmp_path: Path) -> None:
+    """Before the documents are encoded, and only where there is practice."""
+
+    def said(out: str, *more: str) -> str:
+        result = CliRunner().invoke(app, ["prepare", "synthetic:60", "--out", str(tmp_path / out), *more])
+        assert result.exit_code == 0, result.output
+        return " ".join(result.stderr.split())
+
+    lost = said("a", "--tokenizer", "words:300", "--practice", "0.2")
+    assert "warning: what practice documents practise cannot be answered with this tokenizer: the answer '" in lost
+    assert lost.index("warning") < lost.index("documents,")
+    assert "warning" not in said("b", "--tokenizer", "words:300")
+    assert "warning" not in said("c", "--tokenizer", "bpe:300", "--practice", "0.2")
+
+
 def test_sentencepiece_models_keep_their_tokens(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("\n".join(itertools.chain(documents(300), TEXTS)))

@@ -10,8 +10,10 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from qed.data import tokenization
+from qed.data.practice import Practice
+from qed.data.prepare import prepare
 from qed.data.synthetic import documents
-from qed.eval.expressing import obstacle, warn
+from qed.eval.expressing import obstacle, practice_obstacle, usual_task, warn, warn_of_corpus
 from qed.eval.options import Options
 from qed.eval.tasks import TASKS
 
@@ -54,3 +56,30 @@ def test_the_warning_is_one_line(tokenizers: dict[str, Tokenizer], options: Opti
     warn(["pairs", "niah_single_1"], options, tokenizers["words"], console)
     (line,) = console.export_text().splitlines()
     assert line.startswith("warning: niah_single_1 cannot be answered with this tokenizer: the answer '")
+
+
+def test_practice_needs_numbers_and_uuids(tokenizers: dict[str, Tokenizer]) -> None:
+    assert "becomes '<|other|>'" in str(practice_obstacle(tokenizers["words"]))
+    assert practice_obstacle(tokenizers["bytes"]) is None
+    digits = [" ".join("0123456789"), *(x for x in documents(400))]
+    assert practice_obstacle(tokenization.words(digits, 600)) is not None  # a number is one word, which it has not seen
+    assert {name: usual_task(x).name for name, x in tokenizers.items()} == {"words": "pairs", "bytes": "niah_single_1"}
+
+
+def test_a_corpus_whose_models_cannot_be_asked_is_warned_of(tmp_path: Path) -> None:
+    """The built-in corpus is what `pairs` is made of; a text of other words is not."""
+    (tmp_path / "other.txt").write_text("xylem quokka. " * 50)
+
+    def said(source: str, **more: object) -> str:
+        out = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        prepare(source, tokenizer="words:512", out=out, console=Console(quiet=True), **more)
+        console = Console(record=True, width=300, file=io.StringIO())
+        warn_of_corpus(out, console)
+        return console.export_text()
+
+    assert said("synthetic:2000") == ""
+    assert said(str(tmp_path / "other.txt")).startswith("warning: pairs cannot be answered with this tokenizer")
+    mixed = said("synthetic:2000", mix=Practice(share=0.3))
+    assert mixed.startswith("warning: what practice documents practise cannot be answered with this tokenizer")
+    assert len(mixed.splitlines()) == 1
+    warn_of_corpus(tmp_path / "nowhere", Console(quiet=True))  # whoever opens it says that it is none

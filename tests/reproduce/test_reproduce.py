@@ -6,6 +6,7 @@ import json
 import lzma
 import multiprocessing
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from qed.analysis.results import runs, survey
 from qed.cli import app
-from qed.provenance import code_sha256, plan_sha256
+from qed.provenance import code_sha256, plan_sha256, without_folders
 from qed.recipes.theta import papers_travel, travel
 from qed.report.page import write
 from qed.reproduce import collecting, run
@@ -170,9 +171,8 @@ def test_another_plan_needs_another_folder(done: Path) -> None:
 def test_collected_results_give_the_same_report(done: Path, tmp_path: Path) -> None:
     assert collecting.collect(done, tmp_path / "kept") > 10
     assert not list((tmp_path / "kept").rglob("*.safetensors")) + list((tmp_path / "kept").rglob("*.jsonl"))
-    assert not [
-        x for x in (tmp_path / "kept").rglob("*.json") if f'"{done}' in x.read_text()
-    ]  # no paths of this machine
+    texts = [x for x in (tmp_path / "kept").rglob("*") if x.suffix in (".json", ".html", ".md", ".csv")]
+    assert [x.name for x in texts if str(done) in x.read_text()] == []  # no paths of this machine
     write(tmp_path / "kept" / "runs", tmp_path / "report")
     for table in (done / "report" / "tables").iterdir():
         assert (tmp_path / "report" / "tables" / table.name).read_text() == table.read_text()
@@ -232,6 +232,43 @@ def test_metrics_are_thinned_but_for_validations(tmp_path: Path) -> None:
     collecting.collect(tmp_path / "out", tmp_path / "kept")
     kept = lzma.decompress((tmp_path / "kept" / "runs" / "qed-0" / "metrics.jsonl.xz").read_bytes()).splitlines()
     assert [json.loads(line)["step"] for line in kept] == [0, 10, 20, 24, 30, 35]
+
+
+def test_folders_of_the_machine_are_not_collected(tmp_path: Path) -> None:
+    """Wherever they stand: in the command, in files that were given, in paths below the folder itself."""
+    out = tmp_path / "out"
+    (out / "runs" / "qed-0").mkdir(parents=True)
+    essays, elsewhere = str(tmp_path / "essays.json"), str(tmp_path / "a folder" / "corpus")
+    (out / "plan.json").write_text(
+        json.dumps({"essays": essays, "recall": {"fda": f"{elsewhere}.jsonl"}, "seeds": [0]})
+    )
+    words = [
+        "python",
+        "-m",
+        "qed.reproduce.unit",
+        str(out),
+        "qed-0",
+        "cpu",
+        f"{elsewhere}.py",
+        "--set",
+        f"data={elsewhere}",
+    ]
+    config = {"data": str(out / "data"), "validation": elsewhere, "name": "mini-qed-0", "betas": [0.9, 0.95]}
+    about = {"config": config, "command": shlex.join(words), "platform": "Linux/x", "date": "today"}
+    (out / "runs" / "qed-0" / "config.json").write_text(json.dumps(about))
+    collecting.collect(out, tmp_path / "kept")
+    kept = {x.name: json.loads(x.read_text()) for x in (tmp_path / "kept").rglob("*.json")}
+    assert kept["plan.json"] == {"essays": "essays.json", "recall": {"fda": "corpus.jsonl"}, "seeds": [0]}
+    command = "python -m qed.reproduce.unit OUT qed-0 cpu corpus.py --set data=corpus"
+    assert kept["config.json"] == about | {
+        "config": config | {"data": "data", "validation": "corpus"},
+        "command": command,
+    }
+
+
+@pytest.mark.parametrize("command", ["qed train mini --out runs/x", "qed 'it is", "python -m qed --set a=b=/ 'x y'"])
+def test_a_command_without_folders_stays_as_it_is(command: str) -> None:
+    assert without_folders(command) == command
 
 
 def test_golds_of_others_are_not_collected(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from ..model.inspection import mixer_inputs
 from ..ops import erase_write
 from ..provenance import provenance
 from ..rules import orthogonal
+from .paper import EIGENVALUES
 
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 1.0)
 EDGES = np.linspace(-0.5, 1.5, 201)  # of the eigenvalue's histogram; values beyond them count in the outermost bins
@@ -78,19 +79,22 @@ def summary(values: np.ndarray) -> dict[str, Any]:
 
 
 def measure(
-    model: QEDForCausalLM, shards: TokenShards, *, samples: int, done: Callable[[int], object] = lambda n: None
+    model: QEDForCausalLM, shards: TokenShards, *, samples: int | None, done: Callable[[int], object] = lambda n: None
 ) -> dict[str, Any]:
     """Summaries of all quantities over the first tokens of a corpus.
 
     Args:
         model: a model with recurrent layers.
         shards: the corpus, in tokens of the model's tokenizer.
-        samples: values of each quantity to see at least: tokens times heads times layers.
+        samples: values of each quantity to see at least: tokens times heads times layers; if it is None, as many as
+            the paper has, or all that the corpus gives if they are fewer.
         done: called with the number of tokens read so far.
     """
     heads = sum(block.mixer.num_heads for block in model.model.layers if isinstance(block.mixer, Mixer))
     if heads == 0:
         raise ValueError("CHECKPOINT: expected a model with recurrent layers, got none")
+    if samples is None:
+        samples = min(EIGENVALUES["samples"], len(shards) * heads)
     tokens = -(-samples // heads)
     if tokens > len(shards):
         raise ValueError(f"--data: expected {tokens} tokens for {samples} samples, got {len(shards)}")
@@ -119,13 +123,15 @@ def measure(
     }
 
 
-def write_eigenvalues(checkpoint: Path, data: Path, *, samples: int, out: Path, device: str, console: Console) -> None:
+def write_eigenvalues(
+    checkpoint: Path, data: Path, *, samples: int | None, out: Path, device: str, console: Console
+) -> None:
     """Do what `qed eigenvalues` asks for: measure a checkpoint over a corpus, write the result, print its summary.
 
     Args:
         checkpoint: a folder that `save_pretrained` wrote.
         data: a folder of `qed prepare`, of the checkpoint's tokenizer.
-        samples: values to see at least: tokens times heads times layers.
+        samples: values to see at least: tokens times heads times layers; None for the usual number.
         out: the JSON file to write.
         device: where the model runs.
         console: where progress and the summary are printed.
@@ -143,7 +149,11 @@ def write_eigenvalues(checkpoint: Path, data: Path, *, samples: int, out: Path, 
     run.model = run.model.to(torch.float32)  # e is a difference from 1
     with console.status("reading text") as status:
         measured = measure(run.model, shards, samples=samples, done=lambda n: status.update(f"{n:,} tokens read"))
-    about = {"checkpoint": run.about["checkpoint"], "tokenizer": run.about["tokenizer"], "samples": samples}
+    about = {
+        "checkpoint": run.about["checkpoint"],
+        "tokenizer": run.about["tokenizer"],
+        "samples": samples or measured["all"]["eigenvalue"]["samples"],
+    }
     came_from = provenance(device) | {"data": str(data)}
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, {"about": about, "provenance": came_from} | measured)

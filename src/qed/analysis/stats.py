@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from scipy.optimize import brentq
-from scipy.stats import beta, binom, norm
+from scipy.stats import binomtest, norm
 from scipy.stats import t as student
 
 
@@ -31,11 +32,7 @@ def clopper_pearson(k: int, n: int, level: float = 0.95) -> Interval:
         n: the number of examples.
         level: the least coverage, between 0 and 1.
     """
-    _check(k, n)
-    tail = (1 - level) / 2
-    low = 0.0 if k == 0 else float(beta.ppf(tail, k, n - k + 1))
-    high = 1.0 if k == n else float(beta.ppf(1 - tail, k + 1, n - k))
-    return Interval(low, high)
+    return _of_proportion(k, n, level, "exact")
 
 
 def wilson(k: int, n: int, level: float = 0.95) -> Interval:
@@ -46,15 +43,12 @@ def wilson(k: int, n: int, level: float = 0.95) -> Interval:
         n: the number of examples.
         level: the coverage that it has on average, between 0 and 1.
     """
-    _check(k, n)
-    z = float(norm.ppf((1 + level) / 2))
-    centre, half = (k + z * z / 2) / (n + z * z), z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
-    return Interval(0.0 if k == 0 else centre - half, 1.0 if k == n else centre + half)
+    return _of_proportion(k, n, level, "wilson")
 
 
 def mcnemar(b: int, c: int) -> float:
     """McNemar's exact two-sided p-value: that of b heads and c tails among b + c throws of a fair coin."""
-    return 1.0 if b + c == 0 else min(1.0, 2 * float(binom.cdf(min(b, c), b + c, 0.5)))
+    return 1.0 if b + c == 0 else float(binomtest(b, b + c).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -104,6 +98,9 @@ def across_seeds(differences: Sequence[float], level: float = 0.95) -> tuple[flo
     return mean, Interval(mean - half, mean + half)
 
 
-def _check(k: int, n: int) -> None:
+@cache  # a report asks for the same proportions many times
+def _of_proportion(k: int, n: int, level: float, method: str) -> Interval:
     if not 0 <= k <= n or n < 1:
         raise ValueError(f"k, n: expected 0 ≤ k ≤ n and n ≥ 1, got {k} of {n}")
+    ends = binomtest(k, n).proportion_ci(level, method)
+    return Interval(float(ends.low), float(ends.high))

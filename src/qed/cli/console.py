@@ -20,7 +20,6 @@ INSTALLED_BY = {
     **dict.fromkeys(("datasets", "pyarrow"), "'qed-attention[data]'"),
     **dict.fromkeys(("accelerate", "lm_eval", "nltk", "wonderwords"), "'qed-attention[eval]'"),
     "fla": "flash-linear-attention",
-    "tensorboard": "'qed-attention[tensorboard]'",
 }
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..analysis.paper import EIGENVALUES
 from ..eval.task import NeedleTask
 from ..eval.tasks import TASKS, of_kind, reading
+from . import completion
 from .console import console_for
 from .options import (
     LARGEST_SEED,
@@ -39,6 +41,7 @@ from .options import (
     names,
     numbers,
     results_folder,
+    run_data,
     writable,
 )
 
@@ -225,7 +228,10 @@ def _strength(
     scales: Annotated[
         str, typer.Option(help="Factors s on every λ, separated by commas; 1 must be among them.")
     ] = "-1,0,0.5,1,1.5,2",
-    task: Annotated[list[str] | None, typer.Option(help="As in `qed eval`; niah_single_1 if not given.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="As in `qed eval`; niah_single_1 if not given.", autocompletion=completion.tasks),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -268,13 +274,25 @@ def _strength(
     )
 
 
-@commands.command("eigenvalues", epilog="Example: qed eigenvalues runs/mini --data runs/mini/validation")
+@commands.command("eigenvalues", epilog="Example: qed eigenvalues runs/mini --tokens 100000")
 def _eigenvalues(
     checkpoint: Checkpoint,
-    data: Annotated[Path, typer.Option(help="A folder that `qed prepare` wrote with the same tokenizer.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder that `qed prepare` wrote with the same tokenizer; by default the held-out data of the run, "
+            "or what it was trained on if it had none."
+        ),
+    ] = None,
     tokens: Annotated[
-        int, typer.Option("--tokens", min=1, help="How many samples: tokens times heads times layers.")
-    ] = 1_180_000,
+        int | None,
+        typer.Option(
+            "--tokens",
+            min=1,
+            help="How many samples: tokens times heads times layers; by default "
+            f"{EIGENVALUES['samples']:,}, or all that the data have if that is less.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -289,6 +307,7 @@ def _eigenvalues(
     from ..analysis.eigenvalues import write_eigenvalues
 
     file = writable("--out", out or results_folder(checkpoint) / "eigenvalues.json", folder=False)
+    data = data or run_data(checkpoint)
     write_eigenvalues(checkpoint, data, samples=tokens, out=file, device=device_for(device), console=console_for())
 
 

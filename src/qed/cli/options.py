@@ -13,6 +13,8 @@ import typer
 from ..choices import check_choice
 from ..eval.task import RecallTask
 from ..eval.tasks import TASKS, of_kind
+from ..files import read_json
+from . import completion
 
 LARGEST_SEED = 2**32 - 1  # that Python, NumPy and PyTorch all take
 LARGEST_SIZE = 2**24  # tokens or samples; a larger number is a typing mistake
@@ -50,6 +52,19 @@ def results_folder(checkpoint: Path) -> Path:
     return run if checkpoint.name == "export" and (run / "config.json").exists() else checkpoint
 
 
+def run_data(checkpoint: Path) -> Path:
+    """Return the held-out data of the run whose model a checkpoint is, or its training data if it had no others."""
+    config = results_folder(checkpoint) / "config.json"
+    run = read_json(config).get("config") if checkpoint.name == "export" and config.exists() else None
+    named = [run.get(name) for name in ("validation", "data")] if isinstance(run, dict) else []
+    found = next((Path(name) for name in named if name), None)
+    if found is None:
+        raise ValueError(
+            f"--data: expected a folder that `qed prepare` wrote, since {checkpoint} is of no run, got none"
+        )
+    return found
+
+
 def _import(paths: list[Path] | None) -> list[Path]:
     """Run the files that --import names, before any other option is looked at."""
     for path in paths or []:
@@ -66,7 +81,7 @@ Import = Annotated[
         metavar="FILE",
         is_eager=True,
         callback=_import,
-        help="A Python file of yours that adds rules, arms or recipes; may be repeated. Results keep its sha256.",
+        help="A Python file that adds rules, arms, recipes or loggers; may be repeated. Results keep its sha256.",
     ),
 ]
 CHECKPOINT = typer.Argument(
@@ -79,7 +94,7 @@ Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of everyt
 Strength = Annotated[float, typer.Option(help="A factor s on every λ.", callback=finite)]
 Tasks = Annotated[
     list[str] | None,
-    typer.Option(help=f"One or more of {', '.join(TASKS)}, separated by commas."),
+    typer.Option(help=f"One or more of {', '.join(TASKS)}, separated by commas.", autocompletion=completion.tasks),
 ]
 Lengths = Annotated[str, typer.Option(help="Context lengths of needle tasks in tokens, separated by commas.")]
 Samples = Annotated[

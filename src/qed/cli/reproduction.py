@@ -10,6 +10,7 @@ import typer
 
 from ..eval.task import NeedleTask, RecallTask
 from ..eval.tasks import of_kind
+from . import completion
 from .console import console_for
 from .options import (
     LARGEST_SEED,
@@ -32,13 +33,18 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 Scale = Annotated[
-    str, typer.Option(help="mini (two cores), small, medium, paper-short (one large GPU each) or paper (days).")
+    str,
+    typer.Option(
+        help="mini (two cores), small, medium, paper-short (one large GPU each) or paper (days).",
+        autocompletion=completion.scales,
+    ),
 ]
 Arms = Annotated[
     str,
     typer.Option(
         help="Rules, RULE@λ_max, RULE+eraseMOST or RULE+thetaFACTOR, separated by commas, instead of the scale's own; "
-        "'all' takes the paper's five."
+        "'all' takes the paper's five.",
+        autocompletion=completion.arms,
     ),
 ]
 Seeds = Annotated[str, typer.Option(help="Seeds separated by commas, instead of the scale's own.")]

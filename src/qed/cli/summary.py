@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 
 from rich.console import Console
-from tokenizers.models import WordLevel
 
 from ..data.tokenization import load
+from ..eval.expressing import usual_task
 from ..eval.task import NeedleTask
 from ..eval.tasks import named
 from ..train.config import TrainConfig
@@ -42,7 +42,6 @@ def summarise(config: TrainConfig, out: Path, console: Console) -> None:
 def _evaluation(config: TrainConfig, out: Path) -> list[str]:
     """The words of a command that evaluates the model at its training length and beyond."""
     tokenizer = out / "export" / "tokenizer.json"
-    one_token_a_word = tokenizer.exists() and isinstance(load(str(tokenizer)).model, WordLevel)
-    task = named("pairs" if one_token_a_word else "niah_single_1", NeedleTask)
+    task = usual_task(load(str(tokenizer))) if tokenizer.exists() else named("niah_single_1", NeedleTask)
     lengths = ",".join(str(max(config.sequence, task.shortest) * factor) for factor in (1, 2, 4))
     return ["qed", "eval", str(out), "--task", task.name, "--lengths", lengths]

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from . import completion
 from .console import console_for, reported
 from .options import Device, Heads, Import, Tokens, Width, assignments, choice, device_for, finite, writable
 
@@ -64,7 +65,9 @@ def _prepare(
     """Turn documents into token shards for training."""
     from ..data.practice import Practice
     from ..data.prepare import prepare
+    from ..eval.expressing import warn_of_practice
 
+    console = console_for(stderr=True)
     prepare(
         source,
         tokenizer=tokenizer,
@@ -75,7 +78,8 @@ def _prepare(
         limit=limit,
         part=part,
         mix=Practice(share=practice) if practice else None,
-        console=console_for(stderr=True),
+        look=lambda tokenizer: warn_of_practice(tokenizer, console) if practice else None,
+        console=console,
     )
 
 
@@ -92,12 +96,16 @@ class TrainCommand(TyperCommand):
 
 @commands.command("train", cls=TrainCommand, epilog="Example: qed train mini --set arm=gdn2 --out runs/mini")
 def _train(
-    recipe: Annotated[str, typer.Argument(help="The recipe's name; they are listed below.")],
+    recipe: Annotated[
+        str, typer.Argument(help="The recipe's name; they are listed below.", autocompletion=completion.recipes)
+    ],
     out: Annotated[Path, typer.Option(help="The run's folder; the same command resumes where it stopped.")],
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="field=value, one of the fields below, such as --set total_tokens=1e6; may be repeated."
+            "--set",
+            help="field=value, one of the fields below, such as --set total_tokens=1e6; may be repeated.",
+            autocompletion=completion.fields,
         ),
     ] = None,
     device: Device = "auto",
@@ -108,9 +116,11 @@ def _train(
     import_: Import = None,
 ) -> None:
     """Train a model by a recipe. All but `mini`, which has a built-in corpus, need --set data=FOLDER."""
+    from ..eval.expressing import warn_of_corpus
     from ..recipes import build
     from ..report.card import describe
     from ..reproduce.corpus import built_in, make_built_in
+    from ..train.loggers import make
     from ..train.loop import Diverged, train
     from .summary import summarise
 
@@ -118,6 +128,7 @@ def _train(
     changes = assignments(set_)
     corpus = built_in(recipe, changes, out)
     config = build(recipe, changes | corpus)
+    make(config.loggers)  # so that what cannot be logged is said first
     if dry_run:
         from ..train.plan import plan
 
@@ -127,6 +138,8 @@ def _train(
     chosen = device_for(device)
     if corpus:
         make_built_in(out, console)
+    if os.environ.get("RANK", "0") == "0":
+        warn_of_corpus(Path(config.data), console_for(stderr=True))
     with reported(Diverged):
         status = train(config, out, device=chosen, console=console, lines=lines)
     if status == 0 and os.environ.get("RANK", "0") == "0":  # of several processes the first one speaks

@@ -55,6 +55,7 @@ def prepare(
     limit: int | None = None,
     part: str = "",
     mix: Mix | None = None,
+    look: Callable[[Tokenizer], object] = lambda tokenizer: None,
     console: Console,
 ) -> dict[str, Any]:
     """Writes token shards and returns their index. The same call on an unfinished folder resumes; on a finished one it
@@ -70,6 +71,7 @@ def prepare(
         limit: how many documents to take, from the first.
         part: held:N or rest:N, as `sources.part` has it.
         mix: something to mix into the documents.
+        look: called with the tokenizer before the documents are encoded.
         console: for progress.
     """
     asked: dict[str, Any] = {"source": source, "column": column, "tokenizer": tokenizer, "limit": limit}
@@ -92,7 +94,7 @@ def prepare(
     with locks.held(out, "prepare"):
         if (out / "index.json").exists():
             return _complete(out, asked, console)
-        return _write(out, asked, texts, given, licence, console)
+        return _write(out, asked, texts, given, licence, look, console)
 
 
 def _complete(out: Path, asked: dict[str, Any], console: Console) -> dict[str, Any]:
@@ -145,11 +147,18 @@ class _Taken:
 
 
 def _write(
-    out: Path, asked: dict[str, Any], texts: Texts, given: Tokenizer | None, licence: str, console: Console
+    out: Path,
+    asked: dict[str, Any],
+    texts: Texts,
+    given: Tokenizer | None,
+    licence: str,
+    look: Callable[[Tokenizer], object],
+    console: Console,
 ) -> dict[str, Any]:
     remove_leftovers(out)
     source_files = sources.identity(asked["source"])
     tokenizer, done, skip, expected = _begin(out, asked, texts, given, source_files)
+    look(tokenizer)
     stream, taken = texts(), _Taken()
     for text in islice(stream, skip):
         taken.add(text)

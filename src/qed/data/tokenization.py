@@ -72,9 +72,14 @@ def words(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 def from_sentencepiece(path: Path) -> Tokenizer:
-    """The tokenizer of a SentencePiece model, which gives the same tokens."""
-    from sentencepiece import SentencePieceProcessor
-
+    """The tokenizer of a SentencePiece model, which gives the same tokens. It needs the extra `sentencepiece`."""
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise ImportError(
+            f"--tokenizer: {path} is a SentencePiece model, which cannot be read without the package sentencepiece; "
+            "pip install 'qed-attention[sentencepiece]' installs it"
+        ) from error
     try:
         model = SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Rules, arms and recipes from a file of the user's, as `--import my_arms.py` adds them without editing the package.
+"""Rules, arms, recipes and loggers from a file of the user's: `--import my_arms.py` adds them to the package's own.
 
 Only a file that is named on the command line is ever run: a run, a plan or a checkpoint keeps the name and the sha256
 of the files it was made with (`qed.provenance`), which have to be named again for whatever continues it.
@@ -10,27 +10,38 @@ import hashlib
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..provenance import imported, record_import
 from ..rules import RULES, Rule
+from ..train.loggers import LOGGERS
 from . import RECIPES
 from .paper import ARMS
 
-# The tables that a file may add rows to: what a row is called, and what one has to be.
-TABLES: dict[str, tuple[dict[str, Any], str]] = {
-    "rule": (RULES, "a Rule"),
-    "arm": (ARMS, "a title"),
-    "recipe": (RECIPES, "a function that returns a TrainConfig"),
+
+class Table(NamedTuple):
+    """A table that a file may add rows to, and what a row has to be: in words, and as far as it can be told."""
+
+    rows: dict[str, Any]
+    expected: str
+    right: Callable[[Any], bool]
+
+
+TABLES = {
+    "rule": Table(RULES, "a Rule", lambda row: isinstance(row, Rule)),
+    "arm": Table(ARMS, "a title", lambda row: isinstance(row, str)),
+    "recipe": Table(RECIPES, "a function that returns a TrainConfig", callable),
+    "logger": Table(LOGGERS, "a class or function that makes a Logger", callable),
 }
 FILES: list[Path] = []  # that this process has run, in order; processes that it starts run them too
 NAME = re.compile(r"\w[\w.-]*")  # names of arms are separated by commas, and are names of folders
 
 
 def import_file(path: Path) -> None:
-    """Run a Python file that adds rows to `RULES`, `ARMS` or `RECIPES`, and record its sha256 with all later results.
+    """Run a Python file that adds rows to the tables above, and record its sha256 with all later results.
 
     ValueError, and nothing is added, if the file fails or changes a row that was there: a name means one thing.
     """
@@ -43,7 +54,7 @@ def import_file(path: Path) -> None:
         return  # it has been run
     if path.name in imported():
         raise ValueError(f"--import: expected files of different names and contents, got another {path.name}: {path}")
-    before = {kind: dict(table) for kind, (table, _) in TABLES.items()}
+    before = {kind: dict(table.rows) for kind, table in TABLES.items()}
     module = ModuleType(f"qed_imported_{path.stem}")  # no module that there is has such a name
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
@@ -52,9 +63,9 @@ def import_file(path: Path) -> None:
         _check_rows(before, path)
     except ValueError:
         del sys.modules[module.__name__]
-        for kind, (table, _) in TABLES.items():
-            table.clear()
-            table.update(before[kind])
+        for kind, table in TABLES.items():
+            table.rows.clear()
+            table.rows.update(before[kind])
         raise
     record_import(path.name, sha256)
     FILES.append(path)
@@ -72,14 +83,13 @@ def _run(source: bytes, path: Path, module: ModuleType) -> None:
 
 def _check_rows(before: dict[str, dict[str, Any]], path: Path) -> None:
     """Refuse changed rows, and new ones that are something else or that no command could name."""
-    for kind, (table, expected) in TABLES.items():
+    for kind, table in TABLES.items():
         for name, row in before[kind].items():
-            if table.get(name) is not row:
+            if table.rows.get(name) is not row:
                 raise ValueError(f"--import: {path} changes the {kind} {name!r}; expected one with a name of its own")
-        for name, row in table.items():
-            right = {"rule": isinstance(row, Rule), "arm": isinstance(row, str), "recipe": callable(row)}[kind]
-            if not right:
-                raise ValueError(f"--import: {path}: expected {expected} for the {kind} {name!r}, got {row!r}")
+        for name, row in table.rows.items():
+            if not table.right(row):
+                raise ValueError(f"--import: {path}: expected {table.expected} for the {kind} {name!r}, got {row!r}")
             if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise ValueError(
                     f"--import: {path}: expected a {kind}'s name of letters, digits, _, . and -, got {name!r}"

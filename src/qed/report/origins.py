@@ -10,6 +10,7 @@ from ..analysis.names import name_of
 from ..analysis.results import Run
 from ..analysis.selection import arms_of, not_comparable, setup
 from ..files import read_json
+from ..provenance import without_folders
 from ..recipes.paper import ARMS
 from ..rules import RULES
 from .markup import Table
@@ -66,7 +67,7 @@ def origins_table(runs: list[Run]) -> Table:
                 _words(where.get("device")) or None,
                 " ".join(f"{name} {where[name]}" for name in ("torch", "triton") if name in where) or None,
                 _words(about.get("date")) or None,
-                _words(about.get("command")) or None,
+                without_folders(_words(about.get("command"))) or None,
             ]
         )
     return Table(
@@ -78,7 +79,8 @@ def origins_table(runs: list[Run]) -> Table:
         prose={8},
         verbatim={8},
         unlike={(i, 0): unlike[run.path] for i, run in enumerate(runs) if run.path in unlike},
-        note='"changed" after a commit means that files differed from it. The sha256 tells which code it was.',
+        note='"changed" after a commit means that files differed from it. The sha256 tells which code it was. '
+        "Of absolute paths in a command the last name is shown.",
     )
 
 

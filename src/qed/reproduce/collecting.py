@@ -7,7 +7,6 @@ results too. Trainings that are collected into one folder at different times sta
 from __future__ import annotations
 
 import json
-import lzma
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from ..eval.packing import ANSWERS, Examples, compressed, packable, packed, unpa
 from ..eval.records import lines
 from ..eval.task import RecallTask
 from ..eval.tasks import of_kind
-from ..files import write_bytes
+from ..files import read_json, write_bytes
+from ..provenance import last_name, without_folders
 
 PREDICTION_CHARACTERS = 160  # characters of a prediction that are kept
 EVERY = 10  # metrics of every tenth step are kept, and those of validations and of the last step
@@ -38,7 +38,7 @@ def collect(out: Path, target: Path) -> int:
     names = ["plan.json", "state.json", "data/index.json", "validation/index.json"]
     for path in [*(out / name for name in names), *sorted((out / "runs").rglob("*.json*"))]:
         inside = path.relative_to(out)
-        if not path.exists() or {"checkpoints", "export", "prompts", "tensorboard"} & set(inside.parts):
+        if not path.exists() or {"checkpoints", "export", "prompts", "tensorboard", "wandb"} & set(inside.parts):
             continue
         count += 1
         copy = target / inside
@@ -81,8 +81,23 @@ def _short(path: Path) -> list[dict[str, Any]]:
 
 
 def _without_folders(path: Path, out: Path) -> str:
-    """The text of a file, without the folder in which it was made."""
-    text = (lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()).decode()
+    """The text of a JSON file, without the folders of the machine on which it was made: paths below `out` are relative
+    to it, and of any other absolute path the last name is left."""
+    return json.dumps(_shortened(read_json(path), out), indent=2) + "\n"
+
+
+def _shortened(value: Any, out: Path) -> Any:
+    if isinstance(value, dict):
+        return {name: _command(x, out) if name == "command" else _shortened(x, out) for name, x in value.items()}
+    if isinstance(value, list):
+        return [_shortened(x, out) for x in value]
+    if not isinstance(value, str):
+        return value
     for folder in (out, out.resolve()):
-        text = text.replace(f'"{folder}/', '"')
-    return text.replace(str(out.resolve()), "OUT")  # in the command
+        value = value.removeprefix(f"{folder}/")
+    return last_name(value)
+
+
+def _command(value: Any, out: Path) -> Any:
+    """A command line, in which the folder of the reproduction is called OUT."""
+    return without_folders(value.replace(str(out.resolve()), "OUT")) if isinstance(value, str) else value

@@ -20,7 +20,7 @@ from .optimizers import settings_of
 
 # What may change when a run is resumed: none of it decides its numbers, apart from the order of sums.
 CHANGEABLE_ON_RESUME = {"parallel", "compile", "micro_tokens", "activation_checkpointing", "save_every", "log_every"}
-CHANGEABLE_ON_RESUME |= {"stop_after_skipped", "context"}
+CHANGEABLE_ON_RESUME |= {"stop_after_skipped", "context", "loggers"}
 
 # The least and the largest value of every number.
 RANGES: dict[str, tuple[float, float]] = {
@@ -72,6 +72,7 @@ class TrainConfig:
         validation_tokens: held-out tokens that a validation reads.
         log_every: steps between two printed lines.
         stop_after_skipped: steps in a row without a finite gradient after which the run stops.
+        loggers: tensorboard, trackio, wandb or yours, separated by commas; jsonl (metrics.jsonl) is always written.
     """
 
     name: str
@@ -103,6 +104,7 @@ class TrainConfig:
     validation_tokens: int = 1_048_576
     log_every: int = 1
     stop_after_skipped: int = 20
+    loggers: str = "jsonl"
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():

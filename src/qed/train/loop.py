@@ -14,7 +14,6 @@ import platform
 import signal
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +37,8 @@ from .config import CHANGEABLE_ON_RESUME, TrainConfig
 from .display import Display
 from .exporting import write_model
 from .inputs import open_inputs
-from .metrics import MetricsFile, TensorBoard, strengths, utilisation
+from .loggers import LoggedRun, Loggers
+from .metrics import strengths, utilisation
 from .objective import SummedLoss
 from .parallel import Parallel
 from .probes import ranges
@@ -84,6 +84,7 @@ class Trainer:
             watch: called with the model whenever the run is validated.
             lines: print a line per step on a terminal too, instead of a bar.
         """
+        self.loggers = Loggers(config.loggers)
         self.parallel = Parallel(config.parallel, device, config.context)
         self.config, self.out, self.device = config, out, self.parallel.device
         self.display = Display(console if self.parallel.first else Console(quiet=True), config, lines=lines)
@@ -178,7 +179,9 @@ class Trainer:
     def run(self) -> None:
         """Train to the last step and export the model, or until `stopping` is set. Diverged if gradients stay bad."""
         config = self.config
-        metrics = self._sinks() if self.parallel.first else []
+        if self.parallel.first:
+            about = json.loads(config.to_json())
+            self.loggers.start(LoggedRun(about, self.out, self.step, config.steps, self.display.say))
         in_a_row, stop = 0, self._asked_to_stop()
         try:
             while self.step < config.steps and not stop:
@@ -195,16 +198,14 @@ class Trainer:
                     row["strength_by_head"] = {layer: x.tolist() for layer, x in strengths(self.model).items()}
                     if self.parallel.mode != "fsdp" and self.parallel.context is None:
                         row["ranges"] = ranges(self.model, self.loader.step(self.step - 1)[:1, :-1].to(self.device))
-                for sink in metrics:
-                    sink.write(row)
+                self.loggers.log(row)
                 self.display.step(row)
                 if in_a_row >= config.stop_after_skipped:
                     self._report_divergence()
                 if self.step % config.save_every == 0 or self.step == config.steps or stop:
                     self.save()
         finally:
-            for sink in metrics:
-                sink.close()
+            self.loggers.finish()
         if self.step == config.steps:
             self.export()
 
@@ -221,14 +222,6 @@ class Trainer:
             measured = self.watch(self.model)
         self.model.train()
         return measured
-
-    def _sinks(self) -> list[MetricsFile | TensorBoard]:
-        sinks: list[MetricsFile | TensorBoard] = [MetricsFile(self.out / "metrics.jsonl", self.step, self.display.say)]
-        if find_spec("tensorboard") is None:
-            self.display.say("no TensorBoard files: the package is not installed (pip install tensorboard)")
-        else:
-            sinks.append(TensorBoard(self.out / "tensorboard"))
-        return sinks
 
     def _step(self) -> StepResult:
         """Take one optimiser step, unless its gradient is not finite."""

@@ -1,11 +1,9 @@
-"""What a run writes while it runs: one JSON object per step, the same numbers for TensorBoard, and how fast it is."""
+"""What is known of a run in numbers: how fast it is, λ of every head, and the rows of its metrics.jsonl."""
 
 from __future__ import annotations
 
 import json
 import lzma
-import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..files import write_text
 from ..layers import Mixer
 from ..model.causal_lm import QEDForCausalLM
 
@@ -51,35 +48,6 @@ def utilisation(model: QEDForCausalLM, tokens_per_s: float, device: str) -> floa
 OBJECTS = ("strength", "strength_by_head", "ranges")
 
 
-class TensorBoard:
-    """The same numbers as event files, where the `tensorboard` package is installed."""
-
-    def __init__(self, folder: Path):
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder))
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Write every number of a step."""
-        for name, value in _flat(row):
-            self.writer.add_scalar(name, value, row["step"])
-
-    def close(self) -> None:
-        """Flush and close the event file."""
-        self.writer.close()
-
-
-def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in row.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, list):
-            labels = range(len(value)) if prefix.startswith("strength_by_head") else ("least", "mean", "most")
-            yield from zip((f"{prefix}{name}/{x}" for x in labels), value, strict=True)
-        elif isinstance(value, int | float) and name != "step":
-            yield prefix + name, float(value)
-
-
 def read_row(line: bytes) -> dict[str, Any]:
     """Read one line of metrics.jsonl; ValueError if it is damaged: not a JSON object, or a field of another type."""
     try:
@@ -113,35 +81,6 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     except (EOFError, lzma.LZMAError) as error:
         problems.append(f"{path}: damaged, what comes after {len(rows)} rows is left out: {error}")
     return rows, problems
-
-
-class MetricsFile:
-    """metrics.jsonl. A resumed run first drops the lines after its checkpoint, and damaged ones."""
-
-    def __init__(self, path: Path, first_step: int, report: Callable[[str], object] = print):
-        """
-        Args:
-            path: of metrics.jsonl.
-            first_step: the first step that will be written.
-            report: called with a message for every damaged line.
-        """
-        rows, problems = read_metrics(path) if path.exists() else ([], [])
-        for problem in problems:
-            report(problem)
-        kept = [json.dumps(row) + "\n" for row in rows if row["step"] < first_step]
-        write_text(path, "".join(kept))
-        self.file = path.open("a")
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Append a step's line."""
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
-
-    def close(self) -> None:
-        """Flush the file to disk and close it."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
 
 
 @torch.no_grad()
