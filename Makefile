@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 SLOW := $(VENV)/.slow
+VLLM := .venv-vllm
 QUESTION := "Remember kinu kuhi. The baker forgot a lamp. Recall kinu"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce demo test test-all test-gpu attack lint docs dist bench clean
+.PHONY: help setup reproduce demo test test-all test-gpu test-vllm attack lint docs dist bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +54,17 @@ test-gpu: $(TOOLS) ## run the kernels' tests on a GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "test-gpu: no CUDA device here")'
 	$(BIN)/python -m pytest --numprocesses 4 --durations 5 tests/test_routes.py tests/kernels tests/layers tests/ops/test_gpu.py tests/model/test_gpu.py tests/train/test_gpu.py
 
+# An environment of its own: vLLM wants an older transformers than the tests of the rest. Its packages are all named, with
+# the few that this package itself needs among them.
+$(VLLM)/.ready: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --progress-bar on --no-deps -r constraints-vllm.txt
+	$(VLLM)/bin/python -m pip install --progress-bar on --no-deps --no-build-isolation -e .
+	touch $@
+
+test-vllm: $(VLLM)/.ready ## serve models with vLLM, in an environment of its own, and compare with transformers
+	$(VLLM)/bin/python -m pytest --durations 5 tests/serving
+
 attack: $(TOOLS) ## fuzz everything for half an hour; ONLY=op, or ONLY=op.laws SEED=3 for one case
 	$(BIN)/python -m tests.attack $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(SHARE),--share $(SHARE))
 
@@ -75,5 +87,5 @@ dist: $(SLOW) ## build wheel and sdist into dist/, and check what they say of th
 bench: $(TOOLS) ## the CPU benchmark; results under benchmarks/results
 	$(BIN)/python benchmarks/recurrence_cpu.py
 
-clean: ## remove .venv, the site, packages and caches
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove .venv, .venv-vllm, the site, packages and caches
+	rm -rf $(VENV) $(VLLM) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ ORDER = [
     "model",
     "explaining",
     "auto",
+    "serving",
     "data",
     "train",
     "recipes",

@@ -11,6 +11,7 @@ import typer
 from .console import console_for, reported
 from .options import (
     LARGEST_SIZE,
+    LARGEST_WIDTH,
     Batch,
     Device,
     Heads,
@@ -133,6 +134,27 @@ def _train(
     bench = _bench(out, device, against, "fla.layers.gdn2")
     with reported(GateError):
         train.measure(bench, size=SIZES[size], batch=batch, tokens=tokens, rounds=rounds, compiled=compiled)
+
+
+@commands.command("serve", epilog="Example: qed bench serve --size small --out serve.json")
+def _serve(
+    out: Out = None,
+    size: Size = "small",
+    requests: Annotated[
+        int, typer.Option(min=1, max=LARGEST_WIDTH, help="Requests that vLLM has at the same time.")
+    ] = 32,
+    device: Device = "auto",
+    rounds: Rounds = 5,
+) -> None:
+    """Time vLLM with one request and with many, beside `stream` of one sequence, in one run."""
+    import_module("vllm")
+    from ..bench import serve
+    from ..bench.measuring import GateError
+    from ..model.config import SIZES
+
+    choice("--size", size, SIZES)
+    with reported(GateError):
+        serve.measure(_bench(out, device), size=SIZES[size], requests=requests, rounds=rounds)
 
 
 @commands.command("eval", epilog="Example: qed bench eval --tokenizer llama2.model --size small --samples 50")

