@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -207,7 +207,7 @@ class SoftmaxBlock(ServedBlock):
 
     def __init__(self, config: QEDConfig, layer: int, vllm_config: VllmConfig, prefix: str):
         super().__init__(config, layer)
-        mixer = self.block.mixer
+        mixer: Any = self.block.mixer
         self.attention = PagedAttention(
             mixer.num_heads,
             mixer.head_dim,
@@ -224,11 +224,12 @@ class SoftmaxBlock(ServedBlock):
         Args:
             x, positions, residual: as in `ServedBlock.mix`.
         """
-        q, k, v = (y[0].flatten(1) for y in self.block.mixer.rotated(x[None], positions[None]))
+        mixer: Any = self.block.mixer
+        q, k, v = (y[0].flatten(1) for y in mixer.rotated(x[None], positions[None]))
         o = self.attention(q, k, v)
         if get_forward_context().attn_metadata is None:  # tokens that belong to no request: vLLM has written nothing
             o = torch.zeros_like(o)
-        y: Tensor = self.block.mixer.o_proj(o)
+        y: Tensor = mixer.o_proj(o)
         return y if residual is None else residual + y
 
 
@@ -293,7 +294,7 @@ class QEDForVLLM(nn.Module, HasInnerState, IsHybrid):
             inputs_embeds: embeddings [tokens, hidden] instead of tokens.
         """
         # A copy: layers may write over the residual stream.
-        x = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds.clone()
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds.clone()
         for layer in self.layers:
             x = layer(x, positions)
         y: Tensor = self.norm(x)
@@ -309,14 +310,14 @@ class QEDForVLLM(nn.Module, HasInnerState, IsHybrid):
         loaded. ValueError if one is unknown, missing or of another shape."""
         # vLLM's attention has scales of its own, which no checkpoint of this package has.
         own = {name: x for name, x in self.state_dict(keep_vars=True).items() if ".attention." not in name}
-        loaded = set()
+        loaded, blocks = set(), cast(list[ServedBlock], list(self.layers))
         for name, weight in weights:
             name = name.removeprefix("model.")
             if name == "lm_head.weight" and self.config.tie_word_embeddings:
                 continue
             if name.startswith("layers."):
                 _, layer, rest = name.split(".", 2)
-                weight, name = self.layers[int(layer)].shards.of(rest, weight), f"layers.{layer}.block.{rest}"
+                weight, name = blocks[int(layer)].shards.of(rest, weight), f"layers.{layer}.block.{rest}"
             if name not in own:
                 raise ValueError(f"{name}: not a weight of this model")
             getattr(own[name], "weight_loader", default_weight_loader)(own[name], weight)
