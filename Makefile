@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
+SLOW := $(VENV)/.slow
 VLLM := .venv-vllm
 QUESTION := "Remember kinu kuhi. The baker forgot a lamp. Recall kinu"
 
@@ -28,6 +29,11 @@ $(TOOLS): $(READY)
 	$(BIN)/python -m pip install --progress-bar on -e '.[dev]' -c constraints.txt
 	touch $@
 
+# Some of what only slow tests need is imported by transformers wherever it is installed, and slows every start.
+$(SLOW): $(TOOLS)
+	$(BIN)/python -m pip install --progress-bar on -e '.[slow]' -c constraints.txt
+	touch $@
+
 reproduce: $(READY) ## run the main job
 	$(BIN)/qed reproduce
 
@@ -41,7 +47,7 @@ demo: $(READY) ## train a tiny model, let it answer, make a page of what it read
 test: $(TOOLS) ## run the tests, but for the slow sweeps
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist worksteal --durations 5
 
-test-all: $(TOOLS) ## run the slow sweeps that `make test` leaves out
+test-all: $(SLOW) ## run the slow sweeps that `make test` leaves out
 	$(BIN)/python -m pytest -m slow --dist worksteal --numprocesses auto --maxprocesses 4 --durations 5
 
 test-gpu: $(TOOLS) ## run the kernels' tests on a GPU
@@ -71,7 +77,7 @@ docs: $(TOOLS) ## build the site of docs/ into site/
 	$(BIN)/python docs/build.py
 
 # Both are built from a copy of what git knows, so that nothing else of this folder can get into them.
-dist: $(TOOLS) ## build wheel and sdist into dist/, and check what they say of themselves
+dist: $(SLOW) ## build wheel and sdist into dist/, and check what they say of themselves
 	rm -rf dist build/dist && mkdir -p build/dist
 	git archive HEAD | tar -x -C build/dist
 	$(BIN)/python -m build --no-isolation --outdir dist build/dist

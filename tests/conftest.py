@@ -17,6 +17,7 @@ settings.register_profile(
 settings.load_profile("qed")
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for processes that tests start
+os.environ["TORCHAO_FORCE_SKIP_LOADING_SO_FILES"] = "1"  # which it says it cannot load in a build for CPUs
 # A shell starts what it leaves in the background with Ctrl-C ignored, and programs that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -23,8 +23,8 @@ PUBLIC = {
         "max_length_k=None seq_idx=None num_items_in_batch=None output_hidden_states=None output_attentions=None"
     ),
     qed.QEDForCausalLM.set_strength_scale: "self scale",
-    Mixer.forward: f"self x state=None {DENSE} | residual=None inplace=False impl=None",
-    Attention.forward: f"self x state=None {DENSE} | residual=None",
+    Mixer.forward: f"self x state=None {DENSE} | residual=None inplace=False rewind=0 impl=None",
+    Attention.forward: f"self x state=None {DENSE} | residual=None rewind=0",
     short_convolution: f"x weight state=None {DENSE} impl='auto'",
 }
 FIELDS = (

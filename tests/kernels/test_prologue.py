@@ -57,7 +57,7 @@ def errors(mixer: Mixer, tokens: tuple[int, int], dtype: torch.dtype, with_state
     return {name: relative_error(x, y) for name, x, y in zip(found._fields, found, truth, strict=True) if x is not None}
 
 
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, *slow(torch.float16)], ids=str)
 @pytest.mark.parametrize("rule", ["qed", *slow(*(x for x in SAID if x != "qed"))])
 def test_every_rule(rule: str, dtype: torch.dtype) -> None:
     found = errors(layer(rule), (2, 37), dtype, with_state=False)

@@ -143,12 +143,10 @@ def test_the_cache_keeps_nothing_but_states(length: int, masked: bool) -> None:
     assert sum(x.untyped_storage().nbytes() for x in states) <= 2 * sum(x.nbytes for x in states)
 
 
-def test_a_cache_cannot_be_cropped_but_copied() -> None:
+def test_a_cache_can_be_copied() -> None:
     model, x = make(), tokens(1, 6)
     cache = model(x[:, :4], use_cache=True).past_key_values
     kept = cache.copy()
-    with pytest.raises(NotImplementedError, match="a recurrent state cannot forget its last tokens"):
-        cache.crop(2)
     model(x[:, :2], past_key_values=cache, use_cache=True)
     assert close(model(x[:, 4:], past_key_values=kept).logits, model(x).logits[:, 4:])
 
@@ -242,7 +240,7 @@ def test_arguments_that_do_not_go_together() -> None:
         model(x.expand(2, -1), cu_seqlens=offsets)
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \[1, 6\], got \[1, 4\]"):
         model(x, attention_mask=torch.ones(1, 4))
-    with pytest.raises(TypeError, match="past_key_values: expected a QEDCache, got tuple"):
+    with pytest.raises(TypeError, match=r"past_key_values: expected a QEDCache .* got tuple"):
         model(x, past_key_values=())
-    with pytest.raises(ValueError, match="cache_implementation: this model has one cache of its own"):
+    with pytest.raises(ValueError, match=r"cache_implementation: .* a cache of its own"):
         model.generate(x, max_new_tokens=2, cache_implementation="static")

@@ -246,10 +246,6 @@ def test_what_a_call_cannot_have() -> None:
         with pytest.raises(ValueError, match="output_hidden_states: expected True for all layers, or False"):
             part(x, output_hidden_states=[1])
         part(x, output_attentions=None, output_hidden_states=None, return_dict=None, position_ids=None)
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        model.generate(x, assistant_model=make(), max_new_tokens=3)
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        model.generate(x, prompt_lookup_num_tokens=2, max_new_tokens=3)
 
 
 def test_generation_returns_what_it_is_asked_for() -> None:

@@ -230,6 +230,23 @@ def test_the_last_gpu_is_one_too() -> None:
     assert cache.decoder.device == torch.device(device)
 
 
+def test_a_cache_that_goes_back_is_not_captured() -> None:
+    """Its tokens are decoded by plain passes, which record them; a captured step would leave what was read behind."""
+    model, x = make(), prompt(1, 60)
+    cache = QEDCache(rewind=6)
+    with torch.no_grad():
+        model(x[:, :40], past_key_values=cache)
+        for t in range(40, 60):
+            model(x[:, t : t + 1], past_key_values=cache)
+        assert cache.decoder is None
+        cache.crop(-6)
+        assert relative_error(model(x[:, 54:], past_key_values=cache).logits, model(x).logits[:, 54:]) < 1e-3
+        options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        plain = model.generate(x, **options)
+        for help_ in ({"prompt_lookup_num_tokens": 5}, {"assistant_model": make(num_hidden_layers=1)}):
+            assert (model.generate(x, **options, **help_) == plain).float().mean() > 0.9  # near ties may fall otherwise
+
+
 def check_decoding(model: Any, x: torch.Tensor, budget: float) -> torch.Tensor:
     """The captured step's logits are those of a plain pass; the tokens that `generate` gives with it are returned."""
     with torch.no_grad():

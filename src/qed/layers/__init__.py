@@ -9,6 +9,7 @@ from .convolution import ShortConvolution, short_convolution
 from .mixer import Mixer, MixerState
 from .mlp import SwiGLU
 from .norm import GatedRMSNorm, RMSNorm
+from .rewind import RewindState
 from .routes import set_impl
 from .sequences import Sequences
 
@@ -20,6 +21,7 @@ __all__ = [
     "MixerState",
     "QEDBlock",
     "RMSNorm",
+    "RewindState",
     "Sequences",
     "ShortConvolution",
     "SwiGLU",

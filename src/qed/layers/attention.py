@@ -21,6 +21,13 @@ class AttentionState(NamedTuple):
     positions: Tensor  # [B, L], the position of every key in its sequence, −1 where there is none
     seen: Tensor  # [B], how many tokens there were so far
 
+    def without(self, removed: Tensor) -> AttentionState:
+        """Return the state without the last `removed` [B] tokens of every row."""
+        seen = self.seen - removed
+        positions = self.positions.masked_fill(self.positions >= seen[:, None], -1)
+        kept = (positions >= 0).any(0)
+        return AttentionState(self.keys[:, :, kept], self.values[:, :, kept], positions[:, kept], seen)
+
 
 class Attention(nn.Module):
     """Softmax attention with rotary positions."""
@@ -54,12 +61,14 @@ class Attention(nn.Module):
         sequences: Sequences = DENSE,
         *,
         residual: Tensor | None = None,
+        rewind: int = 0,
     ) -> tuple[Tensor, AttentionState]:
         """Return outputs like x, and the state after the last token.
 
         Args:
             x, sequences, residual: as in `Mixer.forward`.
             state: what the layer keeps of earlier tokens; None for the beginning of a sequence.
+            rewind: how many of the last tokens the returned state can go back: a window keeps so many keys more.
         """
         places, there = sequences.positions(x), sequences.there(x.shape[1])
         if state is not None:
@@ -73,7 +82,7 @@ class Attention(nn.Module):
         plain = state is None and there is None and sequences.cu_seqlens is None and self.window is None
         mask = None if plain else self._mask(places, key_places, sequences, x)
         o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=plain)
-        new_state = self._trim(AttentionState(k, v, key_places, seen))
+        new_state = self._trim(AttentionState(k, v, key_places, seen), rewind)
         return project(self.o_proj, o.transpose(1, 2).flatten(2), residual, self.impl), new_state
 
     def rotated(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,11 +107,11 @@ class Attention(nn.Module):
         )
         return (seen | itself)[:, None]
 
-    def _trim(self, state: AttentionState) -> AttentionState:
-        """Return the state with only the last `window` keys of each row, by position."""
-        if self.window is None or state.keys.shape[2] <= self.window:
+    def _trim(self, state: AttentionState, rewind: int) -> AttentionState:
+        """Return the state with only the last `window` keys of each row, by position, and `rewind` more."""
+        if self.window is None or state.keys.shape[2] <= self.window + rewind:
             return state
-        places, index = state.positions.topk(self.window, 1, sorted=True)
+        places, index = state.positions.topk(self.window + rewind, 1, sorted=True)
         places, index = places.flip(1), index.flip(1)
         rows = index[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
         return AttentionState(state.keys.gather(2, rows), state.values.gather(2, rows), places, state.seen)

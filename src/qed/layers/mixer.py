@@ -28,6 +28,7 @@ from .functions import last_inputs
 from .initialization import THETA, fill_directions, fill_log_rate, fill_time_step, filled
 from .norm import GatedRMSNorm, RMSNorm
 from .projections import into_residual
+from .rewind import RewindState, recorded
 from .routes import OPERANDS, project
 from .sequences import DENSE, Sequences
 
@@ -135,13 +136,14 @@ class Mixer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        state: MixerState | None = None,
+        state: MixerState | RewindState | None = None,
         sequences: Sequences = DENSE,
         *,
         residual: Tensor | None = None,
         inplace: bool = False,
+        rewind: int = 0,
         impl: str | None = None,
-    ) -> tuple[Tensor, MixerState]:
+    ) -> tuple[Tensor, MixerState | RewindState]:
         """Return outputs like x, and the state after the last token.
 
         Args:
@@ -150,21 +152,23 @@ class Mixer(nn.Module):
             sequences: where sequences begin and end.
             residual: the residual stream, like x, to add the outputs to; it may be written over.
             inplace: for one token, write the recurrent state over the old one.
+            rewind: how many of the last tokens the returned state can go back; with 0 it is a plain `MixerState`.
             impl: the routes for this call, such as "reference" for plain torch; None for the layer's own.
         """
         if impl is not None:
             check_name(impl, RECURRENCE.names)
-        return self._forward(x, state, sequences, residual, inplace, self.impl if impl is None else impl)
+        return self._forward(x, state, sequences, residual, inplace, rewind, self.impl if impl is None else impl)
 
     def _forward(
         self,
         x: Tensor,
-        state: MixerState | None,
+        state: MixerState | RewindState | None,
         sequences: Sequences,
         residual: Tensor | None,
         inplace: bool,
+        rewind: int,
         impl: Impl,
-    ) -> tuple[Tensor, MixerState]:
+    ) -> tuple[Tensor, MixerState | RewindState]:
         inputs = self._inputs(x, impl)
         qkv = inputs["qkv"]
         if self.context is not None:
@@ -188,7 +192,11 @@ class Mixer(nn.Module):
                 impl=recurrence,
             )
         normal = self.o_norm(o, impl=impl) if output_gate is None else self.o_norm(o, output_gate, impl=impl)
-        return project(self.o_proj, normal.flatten(-2), residual, impl), MixerState(conv, recurrent)
+        y, now = project(self.o_proj, normal.flatten(-2), residual, impl), MixerState(conv, recurrent)
+        if not rewind:
+            return y, now
+        depth = {"substeps": self.row.substeps, "tokens": rewind}
+        return y, recorded(state, now, qkv, operands, sequences, **depth, impl=recurrence)
 
     def projections(self, x: Tensor) -> Projections:
         """What the rule takes for tokens x [B, T, hidden] from a sequence's beginning: to look at."""
@@ -200,7 +208,7 @@ class Mixer(nn.Module):
         projected = project(self.in_proj, x, impl=impl)
         return dict(zip(self.parts, projected.split(list(self.parts.values()), -1), strict=True))
 
-    def _state_from_context(self, qkv: Tensor, state: MixerState | None, sequences: Sequences) -> MixerState:
+    def _state_from_context(self, qkv: Tensor, state: object, sequences: Sequences) -> MixerState:
         """The convolution's first inputs, from the process before; the recurrent state follows after the rule."""
         before = self.conv.weight.shape[1] - 1
         if state is not None or sequences != DENSE:

@@ -37,9 +37,6 @@ class QEDPreTrainedModel(PreTrainedModel):
     _no_split_modules = ("QEDBlock",)
     _keep_in_fp32_modules_strict = ("A_log", "dt_bias", "theta", "random_direction")
     _supports_sdpa = True
-    # A recurrent state cannot go back, as it would have to after an assistant's rejected tokens. With this flag
-    # transformers refuses assisted generation before it begins.
-    _is_stateful = True
 
     def __init__(self, config: QEDConfig):
         super().__init__(config)

@@ -2,31 +2,48 @@
 
 There is one state per layer, which is replaced as a whole when the layer has run. States of recurrent layers have a
 fixed size; those of softmax layers grow.
+
+A cache can go back if it was asked for that: `QEDCache(rewind=n)` forgets up to n of the last tokens by `crop`, as
+assisted generation does with rejected candidates. Its recurrent layers keep an earlier state and what they have read
+since (`layers/rewind.py`), and sliding windows keep n keys more.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Cache
 
-from ..layers import AttentionState, MixerState
+from ..layers import AttentionState, MixerState, RewindState, Sequences
 
 if TYPE_CHECKING:
     from .decoding import Decoder
 
-State = MixerState | AttentionState
+State = MixerState | RewindState | AttentionState
 
 
 class QEDCache(Cache):
     """The states of all layers after the tokens that the model has read."""
 
-    def __init__(self) -> None:
+    def __init__(self, rewind: int = 0) -> None:
+        """Make an empty cache.
+
+        Args:
+            rewind: how many of the last tokens `crop` can remove. With more than 0 recurrent layers keep a second state
+                and the operands of up to 2 · (rewind + 3) tokens, and decoding on a GPU is not captured.
+        """
+        if isinstance(rewind, bool) or not isinstance(rewind, int) or rewind < 0:
+            raise ValueError(f"rewind: expected a number of tokens, 0 or more, got {rewind!r}")
         super().__init__(layers=[])
         self.states: dict[int, State] = {}
         self.tokens = 0  # how many columns of tokens were read, padding included
+        self.rewind = rewind
+        self.depth = rewind  # how many tokens the next call must be able to forget
+        self.removable = 0  # how many columns `crop` can remove now …
+        self.there: Tensor | None = None  # … and which of them exist, [B, removable] bool; None if all do
         self.decoder: Decoder | None = None  # the decoder in whose memory the states are, if they are in one's
         self.generating = False  # whether the next call is a later step of a running `generate` …
         self.checked: Decoder | None = None  # … and the decoder that its first step has checked
@@ -54,9 +71,33 @@ class QEDCache(Cache):
         """Return a copy, to continue from here more than once. It shares the states' memory, which is safe
         because states are replaced, never changed."""
         self.detach()
-        copied = QEDCache()
+        copied = QEDCache(self.rewind)
         copied.states, copied.tokens = dict(self.states), self.tokens
+        copied.removable, copied.there = self.removable, self.there
         return copied
+
+    def expect(self, candidates: int) -> None:
+        """Say that so many of the next call's last tokens may be removed again. A cache that can go back then keeps as
+        much as that takes, even if it is more than `rewind`."""
+        self.depth = max(self.rewind, candidates) if self.rewind else 0
+
+    def advance(self, tokens: int, sequences: Sequences) -> None:
+        """Count tokens that all layers have read.
+
+        Args:
+            tokens: how many columns.
+            sequences: which of them exist.
+        """
+        there = sequences.there(tokens)
+        if self.depth and (there is not None or self.there is not None):
+            shape, device = (self.batch_size, max(tokens, self.removable)), next(iter(self.states.values()))[0].device
+            ones = torch.ones(shape, dtype=torch.bool, device=device)
+            known = ones[:, : self.removable] if self.there is None else self.there
+            self.there = torch.cat([known, ones[:, :tokens] if there is None else sequences.restore(there)], 1)
+            self.there = self.there[:, -self.depth :]
+        self.tokens += tokens
+        self.removable = min(self.removable + tokens, self.depth)
+        self.depth = self.rewind
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return how many tokens were read, padding included; it is the same for every layer."""
@@ -68,8 +109,7 @@ class QEDCache(Cache):
 
     def _each(self, change: Any) -> None:
         self.decoder = None
-        for layer, state in self.states.items():
-            self.states[layer] = type(state)(*(change(x) for x in state))
+        self.states, self.there = tree_map_only(Tensor, change, (self.states, self.there))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Give every sequence the state of the sequence `beam_idx` [B] names for it, as beam search does."""
@@ -86,12 +126,46 @@ class QEDCache(Cache):
     def reset(self) -> None:
         """Forget everything that was read."""
         self.states, self.tokens, self.decoder = {}, 0, None
+        self.removable, self.there = 0, None
 
-    def crop(self, tokens_to_remove: int) -> NoReturn:
-        """Refuse to remove tokens: a recurrent state cannot forget them."""
-        raise NotImplementedError(
-            "crop: a recurrent state cannot forget its last tokens; keep a `cache.copy()` from before them instead"
-        )
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, so that the states are those after the tokens before them.
+
+        Args:
+            tokens_to_remove: how many, as a negative number, as transformers writes it: −3 for the last three columns,
+                padding included. 0 changes nothing.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop: expected 0, or how many tokens to remove as a negative number, got {tokens_to_remove}"
+            )
+        removed = -tokens_to_remove
+        if removed > self.removable:
+            raise ValueError(
+                f"crop: this cache, QEDCache(rewind={self.rewind}), can go back {self.removable} tokens now, got "
+                f"{removed}: a recurrent state cannot forget more. Make the cache with a larger rewind, or keep a "
+                "`cache.copy()` from before the tokens"
+            )
+        if removed == self.tokens:
+            self.reset()
+        elif removed:
+            device = next(iter(self.states.values()))[0].device
+            rows = torch.full((self.batch_size,), removed, device=device)
+            if self.there is not None:
+                rows, self.there = self.there[:, -removed:].sum(1), self.there[:, :-removed]
+            for layer, state in self.states.items():
+                assert not isinstance(state, MixerState)
+                self.states[layer] = state.without(rows)
+            self.tokens, self.removable = self.tokens - removed, self.removable - removed
+
+    def activate_past_recording(self) -> None:
+        """Refuse a cache that cannot go back: transformers calls this before it begins to generate what it may have to
+        remove."""
+        if not self.rewind:
+            raise ValueError(
+                "past_key_values: assisted generation removes rejected tokens, which QEDCache() cannot; "
+                "expected QEDCache(rewind=1) or more, or None: then the right cache is made"
+            )
 
     @property
     def batch_size(self) -> int:
@@ -111,7 +185,7 @@ class QEDCache(Cache):
     @property
     def is_croppable(self) -> bool:
         """Whether `crop` works."""
-        return False
+        return self.rewind > 0
 
     @property
     def is_sliding(self) -> list[bool]:
@@ -122,9 +196,20 @@ class QEDCache(Cache):
         return len(self.states)
 
     def __repr__(self) -> str:
-        size = sum(x.numel() * x.element_size() for state in self.states.values() for x in state)
-        return f"QEDCache(layers={len(self.states)}, tokens={self.tokens}, bytes={size})"
+        tensors = [x for x in tree_leaves(self.states) if isinstance(x, Tensor)]
+        size = sum(x.numel() * x.element_size() for x in tensors)
+        return f"QEDCache(rewind={self.rewind}, layers={len(self.states)}, tokens={self.tokens}, bytes={size})"
 
     def has_previous_state(self, *_: Any) -> bool:
         """Return whether some layer has run."""
         return bool(self.states)
+
+
+def check_cache(cache: Any) -> QEDCache | None:
+    """Return a cache that is ours, or None for none; refuse any other, before anything runs."""
+    if cache is None or isinstance(cache, QEDCache):
+        return cache
+    raise TypeError(
+        "past_key_values: expected a QEDCache (`from qed import QEDCache`; QEDCache() is an empty one) or None, got "
+        f"{type(cache).__name__}; transformers' own caches count no tokens in recurrent layers and keep no positions"
+    )

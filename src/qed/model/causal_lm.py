@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
@@ -16,9 +15,10 @@ from ..layers import Attention, Mixer, QEDBlock, RMSNorm, Sequences
 from ..layers.sequences import DENSE
 from .arguments import offsets, refuse_unknown, wants_hidden_states
 from .base import QEDPreTrainedModel
-from .cache import QEDCache
+from .cache import QEDCache, check_cache
 from .config import QEDConfig
 from .decoding import Decoder, Decoders
+from .generation import QEDGenerationMixin
 
 
 def make_block(config: QEDConfig, layer: int) -> QEDBlock:
@@ -131,16 +131,18 @@ class QEDModel(QEDPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """All blocks, on the residual stream of aligned sequences."""
         seen: list[Tensor] = []
-        for i, layer in enumerate(self.layers):
+        options = {"rewind": cache.depth} if use_cache and cache is not None and cache.rewind else {}
+        # transformers' early exit drafts tokens with the first layers, by a smaller number in the configuration.
+        for i, layer in zip(range(self.config.num_hidden_layers), self.layers, strict=False):
             if hidden_states:
                 seen.append(sequences.restore(x).clone())  # blocks may write over x
             state = None if cache is None else cache.get(i)
             run = partial(self._gradient_checkpointing_func, layer.__call__) if self._checkpoints() else layer
-            x, state = run(x, state, sequences, use_cache)
+            x, state = run(x, state, sequences, use_cache, **options)
             if use_cache and cache is not None:
                 cache.put(i, state)
         if use_cache and cache is not None:
-            cache.tokens += x.shape[1]
+            cache.advance(x.shape[1], sequences)
         x = sequences.restore(self.norm(x))
         return BaseModelOutputWithPast(
             last_hidden_state=x,
@@ -152,8 +154,7 @@ class QEDModel(QEDPreTrainedModel):
         return self.gradient_checkpointing and self.training
 
     def _sequences(self, x: Tensor, mask: Tensor | None, cache: QEDCache | None, packed: Tensor | None) -> Sequences:
-        if cache is not None and not isinstance(cache, QEDCache):
-            raise TypeError(f"past_key_values: expected a QEDCache, got {type(cache).__name__}")
+        check_cache(cache)
         if packed is not None:
             return Sequences(cu_seqlens=packed)
         if mask is None:
@@ -165,7 +166,7 @@ class QEDModel(QEDPreTrainedModel):
         return Sequences.from_mask(mask[:, -x.shape[1] :])
 
 
-class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
+class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
     """The language model: from tokens to logits, with transformers' `generate`."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -220,7 +221,8 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
 
         Args:
             labels: like input_ids; shifted here, −100 ignored, and no sequence predicts the next one's first token.
-            logits_to_keep: how many positions from the end, or which; 0 for all.
+            logits_to_keep: how many positions from the end, or which; 0 for all. A cache that can go back can then go
+                back over all of these positions but the first.
             num_items_in_batch: what to divide the sum of losses by, instead of how many there are here: a batch that
                 comes in pieces then has the same loss and gradient as the whole.
         """
@@ -233,17 +235,12 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
             decoder = self._decoder(input_ids, past_key_values, use_cache)
             if decoder is not None:
                 return self._decoded(decoder, input_ids, past_key_values)
+        if isinstance(past_key_values, QEDCache) and isinstance(logits_to_keep, int):
+            past_key_values.expect(logits_to_keep - 1)
         given = input_ids if inputs_embeds is None else inputs_embeds
-        packed = None
-        if given is not None:
-            packed = offsets(
-                *given.shape[:2],
-                **said,
-                position_ids=position_ids,
-                max_length_q=max_length_q,
-                max_length_k=max_length_k,
-                continues=attention_mask is not None or past_key_values is not None,
-            )
+        continues = attention_mask is not None or past_key_values is not None
+        said |= {"position_ids": position_ids, "max_length_q": max_length_q, "max_length_k": max_length_k}
+        packed = None if given is None else offsets(*given.shape[:2], **said, continues=continues)
         found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -284,6 +281,7 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
             and input_ids.shape[1] == 1
             and isinstance(cache, QEDCache)
             and cache.is_initialized
+            and not cache.rewind
             and use_cache is not False
             and not self.training
             and not torch.is_grad_enabled()
@@ -296,53 +294,6 @@ class QEDForCausalLM(QEDPreTrainedModel, GenerationMixin):
         decoder.start(cache)
         cache.tokens += 1
         return CausalLMOutputWithPast(logits=decoder.step(tokens)[:, None].clone(), past_key_values=cache)
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        next_sequence_length: int | None = None,
-        past_key_values: QEDCache | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        is_first_iteration: bool | None = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """As in transformers. From the second step on, `generate` itself has made the token of every row and has added
-        a column of ones to the mask for it: the mask says nothing then, and without it the step can be the captured
-        one. All these steps take the decoder of the first (`Decoders.of`).
-
-        Args:
-            input_ids, past_key_values, attention_mask, inputs_embeds: as `forward` takes them.
-            next_sequence_length: how many of the tokens are new.
-            is_first_iteration: whether the prompt itself is read.
-            kwargs: passed on.
-        """
-        if isinstance(past_key_values, QEDCache):
-            # A prompt that is read in pieces comes without `next_sequence_length`, and its mask is the caller's.
-            continues = next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized
-            past_key_values.generating = continues
-            if continues:
-                attention_mask = None
-            else:
-                past_key_values.checked = None
-        return super().prepare_inputs_for_generation(
-            input_ids,
-            next_sequence_length=next_sequence_length,
-            past_key_values=past_key_values,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            is_first_iteration=is_first_iteration,
-            **kwargs,
-        )
-
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any) -> None:
-        if generation_config.cache_implementation is not None:
-            raise ValueError(
-                "cache_implementation: this model has one cache of its own; "
-                f"expected None, got {generation_config.cache_implementation!r}"
-            )
-        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = QEDCache()
 
 
 def causal_loss(

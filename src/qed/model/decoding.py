@@ -98,6 +98,10 @@ class Decoder:
     def start(self, cache: QEDCache) -> None:
         """Continue from the states of a cache. From then on they are in this decoder's memory, and change with every
         step."""
+        if cache.rewind:
+            raise ValueError(
+                f"past_key_values: a captured step keeps nothing to go back to; expected QEDCache(), got {cache!r}"
+            )
         before = None if self.owner is None else self.owner()
         if before is cache and cache.decoder is self:
             return
@@ -254,7 +258,7 @@ def continued(
     left = max_new_tokens - 1
     while left > 0:
         # The caller may have done anything since the last tokens: decoded something else, changed the model.
-        decoder = model.decoders.of(model, tokens.shape[0])
+        decoder = None if cache.rewind else model.decoders.of(model, tokens.shape[0])
         if decoder is None:
             tokens = sampling.choose(model(tokens, past_key_values=cache, use_cache=True).logits[:, -1])[:, None]
             part = [tokens]

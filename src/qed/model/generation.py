@@ -1,0 +1,87 @@
+"""What transformers' `generate` has to know of this model: its inputs for every step, and its cache."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torch import Tensor
+from transformers import GenerationMixin
+from transformers.generation.configuration_utils import GenerationMode
+
+from .cache import QEDCache, check_cache
+
+LOOKBEHIND = 32  # tokens before its last draft that an assistant may have to read again
+
+
+class QEDGenerationMixin(GenerationMixin):
+    """transformers' generation with our cache."""
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: QEDCache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """As in transformers. From the second step on, `generate` itself has made the token of every row and has added
+        a column of ones to the mask for it: the mask says nothing then, and without it the step can be the captured
+        one. All these steps take the decoder of the first (`Decoders.of`).
+
+        Args:
+            input_ids, past_key_values, attention_mask, inputs_embeds: as `forward` takes them.
+            next_sequence_length: how many of the tokens are new.
+            is_first_iteration: whether the prompt itself is read.
+            kwargs: passed on.
+        """
+        if isinstance(past_key_values, QEDCache):
+            # A prompt that is read in pieces comes without `next_sequence_length`, and its mask is the caller's.
+            continues = next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized
+            past_key_values.generating = continues
+            if continues:
+                attention_mask = None
+            else:
+                past_key_values.checked = None
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            is_first_iteration=is_first_iteration,
+            **kwargs,
+        )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *_: Any
+    ) -> None:
+        """Make the cache, or check the one that was given, before anything runs.
+
+        In assisted generation the model reads candidates, and its cache then forgets those that were rejected. The
+        model's own cache learns from `logits_to_keep` how many there are. That of an assistant, which drafts them one
+        by one, is told here how many it will draft.
+        """
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                "cache_implementation: the states of this model are in a cache of its own, QEDCache; "
+                f"expected None, got {generation_config.cache_implementation!r}"
+            )
+        cache = check_cache(model_kwargs.get("past_key_values"))
+        if not generation_config.use_cache:
+            return
+        rewind = 1 if generation_mode == GenerationMode.ASSISTED_GENERATION else 0
+        if generation_config.is_assistant:
+            rewind = (generation_config.max_new_tokens or 0) + LOOKBEHIND
+        if cache is None:
+            model_kwargs["past_key_values"] = QEDCache(rewind=rewind)
+        elif generation_config.is_assistant and cache.rewind:
+            cache.rewind = max(cache.rewind, rewind)
+
+    def init_continuous_batching(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse transformers' continuous batching, whose paged cache has keys and values alone."""
+        raise NotImplementedError(
+            "continuous batching: transformers' paged cache has no place for recurrent states; "
+            "use `generate` with a padded batch, or vLLM with this package's plugin"
+        )
