@@ -39,6 +39,7 @@ def test_version_and_help() -> None:
     assert "reproduce" in runner.invoke(app, ["--help"]).output
 
 
+@pytest.mark.slow
 def test_the_package_is_a_program() -> None:
     """`python -m qed` is `qed`, and its status is the command's."""
     for words, status in ((["--version"], 0), (["eval"], 1)):

@@ -205,7 +205,7 @@ def test_the_strength_scale_acts_in_prefill_and_decoding() -> None:
     assert torch.equal(model(x).logits, usual)
 
 
-@pytest.mark.parametrize("mode", ["train", *slow("infer", "mask", "packed"), "decode"])
+@pytest.mark.parametrize("mode", ["train", *slow("infer", "mask", "packed", "decode")])
 @pytest.mark.parametrize("stack", STACKS)
 def test_compiles_whole(stack: str, mode: str) -> None:
     model, x = make(stack).float(), tokens(2, 20)

@@ -288,6 +288,7 @@ def test_a_closed_pipe_saves(corpus: str, whole: Path, tmp_path: Path) -> None:
     stopped_and_going_on(corpus, tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_saves(corpus: str, whole: Path, tmp_path: Path) -> None:
     """SIGHUP, and a terminal that nothing can be written to any more."""
     master, slave = pty.openpty()

@@ -82,7 +82,7 @@ def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return run(corpus, tmp_path_factory.mktemp("alone") / "run", 1)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", *slow("fsdp")])
+@pytest.mark.parametrize("parallel", slow("ddp", "fsdp"))
 def test_two_processes_are_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:
     close(run(corpus, tmp_path / "run", 2, parallel), alone)
 
