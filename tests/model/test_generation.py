@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from qed import RULES, QEDConfig, QEDForCausalLM
 from qed.cli import app
 from qed.model import decoding
-from qed.model.decoding import Decoder, Sampling, stream
+from qed.model.decoding import Decoder, stream
 from qed.model.fingerprint import fingerprint
+from qed.model.sampling import Sampling
 
 
 def make(**changes: object) -> QEDForCausalLM:
@@ -337,12 +338,12 @@ def test_a_new_strength_is_a_new_decoder() -> None:
 def test_sampling_draws_from_the_distribution() -> None:
     torch.manual_seed(0)
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    drawn = Sampling(temperature=0.5).choose(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
+    drawn = Sampling(temperature=0.5).chooser()(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
     assert torch.allclose(drawn, (logits / 0.5).softmax(0), atol=0.015)
-    drawn = Sampling(temperature=1.0, top_k=2).choose(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
+    drawn = Sampling(temperature=1.0, top_k=2).chooser()(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
     assert torch.allclose(drawn, torch.tensor([2.0, 1.0, -torch.inf, -torch.inf]).softmax(0), atol=0.015)
     nucleus = Sampling(temperature=1.0, top_p=0.7)  # softmax: 0.64, 0.24, …: the second one crosses
-    drawn = nucleus.choose(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
+    drawn = nucleus.chooser()(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
     assert torch.allclose(drawn, torch.tensor([2.0, 1.0, -torch.inf, -torch.inf]).softmax(0), atol=0.015)
 
 

@@ -12,9 +12,10 @@ from transformers import BitsAndBytesConfig, TorchAoConfig
 
 from qed import QEDCache, QEDConfig, QEDForCausalLM, explain
 from qed.model.base import weights_dtype
-from qed.model.decoding import Decoder, Sampling, stream
+from qed.model.decoding import Decoder, stream
 from qed.model.fingerprint import fingerprint
 from qed.model.matrices import converted, matrices
+from qed.model.sampling import Sampling
 from qed.testing import relative_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")]
@@ -40,14 +41,14 @@ def test_captured_decoding_gives_the_logits_of_a_plain_pass(rule: str, batch: in
         decoder.start(model(x[:, :70], use_cache=True).past_key_values)
         for t in range(70, 90):
             assert relative_error(decoder.step(x[:, t : t + 1]), truth[:, t]) < 1e-3, t
-    assert decoder.graphs
+    assert decoder.captured
 
 
 def test_generate_takes_the_captured_step_and_agrees_with_stream() -> None:
     model, x = make(), prompt(2, 20)
     options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     found = model.generate(x, attention_mask=torch.ones_like(x), **options)[:, 20:]
-    assert model.decoders.of(model, 2).graphs
+    assert model.decoders.of(model, 2).captured
     assert torch.equal(found, torch.cat(list(stream(model, x, max_new_tokens=24)), 1))
     uncached = model.generate(x, attention_mask=torch.ones_like(x), use_cache=False, **options)[:, 20:]
     assert (found == uncached).float().mean() > 0.9  # near ties may fall otherwise
@@ -275,12 +276,12 @@ def test_adapters_switched_between_generations_are_captured(batch: int, kind: st
     for name in ("default", "other", "default"):
         model.set_adapter(name)
         texts.append(check_decoding(model, x, 1e-3))
-        assert base.decoders.of(base, batch).graphs
+        assert base.decoders.of(base, batch).captured
     with model.disable_adapter():
         off = check_decoding(model, x, 1e-3)
     model.merge_adapter()
     merged = check_decoding(model, x, 1e-3)
-    assert base.decoders.of(base, batch).graphs
+    assert base.decoders.of(base, batch).captured
     assert torch.equal(texts[0], texts[2])
     assert not torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[0], off)
