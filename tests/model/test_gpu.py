@@ -104,16 +104,17 @@ def test_padding_is_inert() -> None:
 
 
 def test_generate_is_captured_with_padding_and_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own mask says nothing; only its first step looks whether the model has changed. Beams too."""
+    """Its own mask says nothing; it looks once whether the model has changed. Beams too, whose steps are single ones."""
     model, x, looks, steps = make(), prompt(2, 20), [], []
     mask = torch.ones_like(x)
     mask[0, :7] = 0
-    step = Decoder.step
+    step, follow = Decoder.step, Decoder.follow
     monkeypatch.setattr("qed.model.decoding.fingerprint", lambda m: looks.append(1) or fingerprint(m))
     monkeypatch.setattr(Decoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
+    monkeypatch.setattr(Decoder, "follow", lambda *given: steps.append(given[-1]) or follow(*given))
     options = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     found = model.generate(x, max_new_tokens=12, **options)
-    assert (len(looks), len(steps)) == (1, 11)
+    assert (len(looks), sum(steps)) == (1, 11)
     assert torch.equal(found[1:, 20:], torch.cat(list(stream(model, x[1:], max_new_tokens=12)), 1))
     alone = torch.cat(list(stream(model, x[:1, 7:], max_new_tokens=12)), 1)
     assert (found[:1, 20:] == alone).float().mean() > 0.9  # near ties may fall otherwise
@@ -165,7 +166,8 @@ def test_a_changed_model_decodes_as_it_is_now(change: str) -> None:
     model, x = make(theta_init=1.0), prompt(1, 40)
     with torch.no_grad():
         cache = model(x[:, :20], use_cache=True).past_key_values
-        model(x[:, 20:21], past_key_values=cache)  # captured
+        for t in (20, 21, 22):  # as it is, captured, and replayed
+            model(x[:, t : t + 1], past_key_values=cache)
         CHANGES[change](model)
         cache = model(x[:, :30], use_cache=True).past_key_values
         found = torch.cat([model(x[:, t : t + 1], past_key_values=cache).logits for t in range(30, 40)], 1)

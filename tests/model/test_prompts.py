@@ -1,6 +1,7 @@
 """A prompt in fixed memory, padded to one of a few lengths, is the plain forward: what a GPU captures is right."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -173,6 +174,15 @@ def test_modes_of_torch_may_follow_one_another(mode: Any, calls: list[str]) -> N
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     assert calls == ["read", "step"] * 3
+
+
+def test_a_model_that_is_gone_leaves_no_decoder(calls: list[str]) -> None:
+    model = make()
+    model.generate(prompt(1, 10), max_new_tokens=4, pad_token_id=0)
+    decoder = weakref.ref(model.decoders.of(model, 1))
+    model.decoders._by_batch.clear()
+    assert decoder() is None  # at once, without a search for cycles: its memory is needed
+    assert calls == ["read"]
 
 
 def hook(model: QEDForCausalLM) -> None:
