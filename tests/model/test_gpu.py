@@ -104,7 +104,7 @@ def test_padding_is_inert() -> None:
 
 
 def test_generate_is_captured_with_padding_and_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own mask says nothing; it looks once whether the model has changed. Beams too, whose steps are single ones."""
+    """Its own mask says nothing; it looks once whether the model has changed. Beams too, step by step."""
     model, x, looks, steps = make(), prompt(2, 20), [], []
     mask = torch.ones_like(x)
     mask[0, :7] = 0

@@ -190,6 +190,21 @@ def test_modes_of_torch_may_follow_one_another() -> None:
     assert all(torch.equal(text, texts[0]) for text in texts)
 
 
+def test_autocast_leaves_nothing_in_a_graph_that_is_gone_later() -> None:
+    """A graph that was captured under autocast does not read the weights that autocast kept meanwhile."""
+    model, x, found = make(), prompt(1, 50), []
+    for _ in range(4):
+        with torch.autocast("cuda", torch.bfloat16):
+            found.append(torch.cat(list(stream(model, x, max_new_tokens=12)), 1))
+        torch.empty(2**26, device="cuda").normal_()  # where memory was free
+    assert all(torch.equal(text, found[0]) for text in found)
+    assert len(model.decoders.of(model, 1).captured) == 0  # of the model without autocast
+    with torch.autocast("cuda", torch.bfloat16), plainly():
+        truth = read(model, x).logits
+    with torch.autocast("cuda", torch.bfloat16):
+        assert all(relative_error(read(model, x).logits, truth) < 4e-2 for _ in range(3))
+
+
 def test_a_changed_model_reads_as_it_is_now() -> None:
     model, x = make(theta_init=1.0), prompt(1, 50)
     for _ in range(2):

@@ -176,6 +176,15 @@ def test_modes_of_torch_may_follow_one_another(mode: Any, calls: list[str]) -> N
     assert calls == ["read", "step"] * 3
 
 
+def test_autocast_gives_the_same_precision(calls: list[str]) -> None:
+    model, x = make().float(), prompt(1, 20)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, truth = pair(model, x, None, 0)
+    assert found.logits.dtype == truth.logits.dtype == torch.bfloat16
+    torch.testing.assert_close(found.logits, truth.logits, atol=0.1, rtol=0.1)
+    assert calls == ["read"]
+
+
 def test_a_model_that_is_gone_leaves_no_decoder(calls: list[str]) -> None:
     model = make()
     model.generate(prompt(1, 10), max_new_tokens=4, pad_token_id=0)

@@ -68,9 +68,11 @@ class Decoder:
         self._model = weakref.ref(model)
         # The embedding's, which are those of the residual stream: a quantised matrix is of whole numbers.
         self.device, dtype = model.device, model.model.embed_tokens.weight.dtype
+        kind = self.device.type
+        of_logits = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
         with torch.inference_mode(False):  # memory born in inference mode could not be written outside of it
             self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
-            self.logits = torch.zeros(batch, model.config.vocab_size, dtype=dtype, device=self.device)
+            self.logits = torch.zeros(batch, model.config.vocab_size, dtype=of_logits, device=self.device)
             self.seen = seen_tokens(self.tokens, model.config.vocab_size)
             self.lengths = torch.zeros(batch, dtype=torch.long, device=self.device)
             self.states = [_empty_state(mixer, batch, dtype, self.device) for mixer in recurrent_mixers(model)]

@@ -32,17 +32,20 @@ class Replayed:
         """Do the work. It always runs outside of inference mode and without gradients, whatever the caller's mode."""
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with torch.inference_mode(False), torch.no_grad(), on_device:
-            if self.device.type != "cuda" or not self.has_run:
-                work()
-                self.has_run = True
+            if self.graph is not None:
+                self.graph.replay()
                 return
-            if self.graph is None:
-                self.graph = self._capture(work)
+            kind = self.device.type
+            dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+            # Autocast keeps weights in low precision until it ends; a graph would read them afterwards.
+            with torch.autocast(kind, dtype, enabled, cache_enabled=False):
+                if kind != "cuda" or not self.has_run:
+                    work()
+                    self.has_run = True
+                    return
+                graph = torch.cuda.CUDAGraph()
+                # Only this thread's launches are captured: another thread may be busy on the GPU.
+                with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                    work()
+            self.graph = graph
             self.graph.replay()
-
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        # Only this thread's launches are captured: another thread may be busy on the GPU.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            work()
-        return graph
