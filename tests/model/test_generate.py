@@ -56,7 +56,7 @@ class Favourite(LogitsProcessor):
 
 
 def both(
-    model: QEDForCausalLM, x: torch.Tensor, seed: int = 0, **options: Any
+    model: QEDForCausalLM, x: torch.Tensor | None, seed: int = 0, **options: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `generate` gives and leaves behind, on the captured way and on transformers' own."""
     results = []
@@ -197,6 +197,17 @@ def test_the_callers_cache_has_read_what_the_texts_have(places: tuple[int, ...],
         options = {"past_key_values": given, "max_new_tokens": 20, "eos_token_id": ends, "do_sample": do_sample}
         found, truth = both(model, x, **options)
         check(found, truth)
+
+
+def test_a_prompt_of_embeddings() -> None:
+    """Which has no tokens: only those that are generated are returned, and counted."""
+    model, x = make(), prompt(2, 10)
+    inputs = {"inputs_embeds": model.model.embed_tokens(x).detach(), "attention_mask": torch.ones(2, 10)}
+    options = {"max_new_tokens": 9, "do_sample": False, "repetition_penalty": 1.4, "eos_token_id": None}
+    with pytest.warns(UserWarning, match="only to newly generated tokens"):
+        found, truth = both(model, None, **inputs, **options)
+    check(found, truth)
+    assert found["text"].shape == (2, 9)
 
 
 def test_a_conversation_goes_on() -> None:

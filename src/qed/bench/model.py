@@ -18,6 +18,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from ..model import routes
 from ..model.cache import QEDCache
 from ..model.causal_lm import QEDForCausalLM, compile_blocks
 from ..model.config import QEDConfig
@@ -180,9 +181,9 @@ def _first_token(model: Any, ids: Tensor) -> list[int]:
 
 @torch.no_grad()
 def _first_token_plainly(model: QEDForCausalLM, ids: Tensor) -> list[int]:
-    """The same by a plain forward, whose kernels Python launches."""
-    hidden = model.model(ids, use_cache=True).last_hidden_state
-    return model.lm_head(hidden[:, -1]).argmax(-1).tolist()
+    """The same on the plain route, whose kernels Python launches."""
+    logits = routes.PROMPT.routes[-1].run(routes.Asked(model=model, batch=len(ids)), QEDCache(), ids, None)
+    return logits.argmax(-1).tolist()
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ class QEDGenerationMixin(GenerationMixin):
         route = GENERATE.pick(AUTO, Call.of(input_ids, *input_ids.shape), asked)
         if route.name == REFERENCE:
             given = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
-            return super()._sample(*given, **model_kwargs)
+            return route.run(self, *given, **model_kwargs)
         outputs = self._prefill(input_ids, generation_config, model_kwargs)
         ends = Ends(stopping_criteria, generation_config._pad_token_tensor, input_ids.shape[0])
         options = {"chooser": asked.chooser, "text": input_ids, "ends": ends, "streamer": streamer}

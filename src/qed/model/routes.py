@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
 from ..routes import REFERENCE, Call, Piece, Route, no_obstacle
 from .decoding import LENGTHS, MOST_TOKENS, Decoder, padded_length
@@ -111,8 +112,15 @@ def _generate_obstacle(call: Call, asked: Asked) -> str | None:
     return asked.decoder if isinstance(asked.decoder, str) else None
 
 
+def _read_plainly(asked: Asked, cache: QEDCache, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Read tokens [B, T] into a cache, and return the logits [B, vocabulary] after the last column."""
+    found = asked.model.model(tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
+    logits: Tensor = asked.model.lm_head(found.last_hidden_state[:, -1])
+    return logits
+
+
 def _read_captured(asked: Asked, cache: QEDCache, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the logits [B, vocabulary] after the last token, in memory that the next call overwrites."""
+    """As `_read_plainly`; the logits are in memory that the next call overwrites."""
     assert isinstance(asked.decoder, Decoder)
     if not asked.steps(tokens.shape[1]):
         return asked.decoder.read(cache, tokens, mask)
@@ -129,7 +137,7 @@ PROMPT = Piece(
         obstacle=_prompt_obstacle,
         what="one CUDA graph for each of a few lengths, captured when a length comes a second time",
     ),
-    Route(name=REFERENCE, run=lambda *_: None, obstacle=no_obstacle, what="the model's forward, launched by Python"),
+    Route(name=REFERENCE, run=_read_plainly, obstacle=no_obstacle, what="the model's forward, launched by Python"),
 )
 GENERATE = Piece(
     "generate",
@@ -139,5 +147,5 @@ GENERATE = Piece(
         obstacle=_generate_obstacle,
         what="one CUDA graph a token that chooses the next token too; texts are looked at every few tokens",
     ),
-    Route(name=REFERENCE, run=lambda *_: None, obstacle=no_obstacle, what="transformers' own loop"),
+    Route(name=REFERENCE, run=GenerationMixin._sample, obstacle=no_obstacle, what="transformers' own loop"),
 )
