@@ -7,6 +7,7 @@ it has changed is undone: draws of the random generator, and a cache that the ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Ends:
     """Where the texts of a batch end, by transformers' stopping criteria.
 
-    The criteria for end tokens and for a length are known, and need no tensors on the device. Any other is called after
+    The criteria for end tokens and for a length are known, and look at numbers on the host. Any other is called after
     each token, in the order of the tokens.
     """
 
@@ -36,36 +37,39 @@ class Ends:
             batch: how many texts there are.
         """
         self.longest = min((x.max_length for x in criteria if type(x) is MaxLengthCriteria), default=None)
-        ends = [x.eos_token_id.flatten().cpu() for x in criteria if type(x) is EosTokenCriteria]
-        self.tokens = torch.cat([*ends, torch.empty(0, dtype=torch.long)])
+        self.tokens = {
+            end for x in criteria if type(x) is EosTokenCriteria for end in x.eos_token_id.flatten().tolist()
+        }
         self.others = [x for x in criteria if type(x) not in (MaxLengthCriteria, EosTokenCriteria)]
         pads = any(hasattr(x, "eos_token_id") for x in criteria)
-        self.pad = pad.cpu() if pads and pad is not None else None
-        self.unfinished = torch.ones(batch, dtype=torch.bool)
+        self.pad = int(pad) if pads and pad is not None else None
+        self.unfinished = [True] * batch
 
     @property
     def all_ended(self) -> bool:
         """Whether every text has ended."""
-        return not bool(self.unfinished.any())
+        return not any(self.unfinished)
 
-    def padded(self, column: Tensor) -> Tensor:
-        """Return the next token of every text [B], with padding for those that have ended."""
-        return column if self.pad is None else torch.where(self.unfinished, column, self.pad)
+    def padded(self, column: Sequence[int]) -> list[int]:
+        """Return the next token of every text, with padding for those that have ended."""
+        if self.pad is None:
+            return list(column)
+        return [token if goes_on else self.pad for token, goes_on in zip(column, self.unfinished, strict=True)]
 
-    def look(self, column: Tensor, length: int, text: Tensor) -> None:
+    def look(self, column: list[int], length: int, text: Tensor) -> None:
         """Find out which texts end with their last token.
 
         Args:
-            column: the last token of every text [B], on the host.
+            column: the last token of every text.
             length: how many tokens each text has.
             text: all of them [B, length], on the device; looked at if there are `others`.
         """
-        done = torch.isin(column, self.tokens)
-        if self.longest is not None and length >= self.longest:
-            done = torch.ones_like(done)
+        too_long = self.longest is not None and length >= self.longest
+        done = [too_long or token in self.tokens for token in column]
         for criterion in self.others:
-            done = done | torch.as_tensor(criterion(text, None)).cpu()
-        self.unfinished = self.unfinished & ~done
+            said = torch.as_tensor(criterion(text, None)).expand(len(column)).tolist()
+            done = [x or y for x, y in zip(done, said, strict=True)]
+        self.unfinished = [x and not y for x, y in zip(self.unfinished, done, strict=True)]
 
 
 @dataclass(kw_only=True)
@@ -81,21 +85,21 @@ class Generation:
     kept: list[Tensor] = field(default_factory=list)  # states to go back to, where the caller has the cache too
 
     def add(self, block: Tensor) -> Tensor:
-        """Add tokens [B, n] to the texts, up to the one with which all have ended. Return those that were added, on the
-        host, with padding after the ends."""
-        found, before = block.cpu(), self.text
-        added = found.clone()
-        for i in range(block.shape[1]):
-            added[:, i] = self.ends.padded(found[:, i])
+        """Add tokens [B, n] to the texts, up to the one with which all have ended. Return those that were added, with
+        padding after the ends."""
+        before, found, columns = self.text, block.t().tolist(), []
+        for i, column in enumerate(found):
+            columns.append(self.ends.padded(column))
             if self.ends.others:
-                self.text = torch.cat([self.text, added[:, i : i + 1].to(block.device)], 1)
-            self.ends.look(added[:, i], before.shape[1] + i + 1, self.text)
+                self.text = torch.cat([self.text, block.new_tensor(columns[-1])[:, None]], 1)
+            self.ends.look(columns[-1], before.shape[1] + i + 1, self.text)
             if self.streamer is not None:
-                self.streamer.put(added[:, i].clone())
+                self.streamer.put(torch.tensor(columns[-1]))
             if self.ends.all_ended:
-                added = added[:, : i + 1]
                 break
-        self.text = torch.cat([before, added.to(block.device)], 1)
+        changed = columns != found[: len(columns)]
+        added = block.new_tensor(columns).t() if changed else block[:, : len(columns)]
+        self.text = torch.cat([before, added], 1)
         return added
 
     def go_on(self, count: int) -> None:
@@ -114,11 +118,11 @@ class Generation:
             _set_generator_state(generator, last.device)
             for _ in range(steps):
                 torch.empty_like(decoder.logits, dtype=torch.float32).exponential_()
-        if self.kept and not added.equal(block.cpu()):  # other tokens were read than the texts have
+        if self.kept and not torch.equal(added, block):  # other tokens were read than the texts have
             decoder.start(cache)
             torch._foreach_copy_(decoder.tensors, self.kept)
-            for i in range(steps):
-                decoder.step(last if i == 0 else added[:, i - 1 : i].to(last.device))
+            for column in torch.cat([last, added[:, :-1]], 1).split(1, 1):
+                decoder.step(column)
 
 
 @torch.no_grad()
