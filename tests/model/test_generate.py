@@ -312,6 +312,8 @@ def test_few_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         model.generate(prompt(1, tokens), min_new_tokens=tokens - 7, **options)
     decoder = model.decoders.of(model, 1)
     assert len(decoder.steps) == 2
+    kept, _ = next(iter(decoder.steps.values()))
+    assert kept.until == (10 + 3,)  # of the first call: a graph reads its tensors, which have to stay
     for temperature in range(1, 10):
         options = {"max_new_tokens": 3, "pad_token_id": 0, "do_sample": True, "temperature": temperature / 10}
         model.generate(prompt(1, 10), **options)

@@ -10,6 +10,7 @@ from transformers import GenerationMixin
 
 from qed import QEDCache, QEDConfig, QEDForCausalLM, Sampling, explain, stream
 from qed.model import routes
+from qed.model.replaying import Replayed
 from qed.model.sampling import draw
 from qed.testing import relative_error
 
@@ -188,6 +189,34 @@ def test_modes_of_torch_may_follow_one_another() -> None:
         with context():
             texts.append(torch.cat(list(stream(model, x, max_new_tokens=8)), 1))
     assert all(torch.equal(text, texts[0]) for text in texts)
+
+
+def test_work_that_cannot_be_captured_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    count = torch.zeros((), device="cuda")
+    replayed = Replayed(count.device)
+
+    def work() -> None:
+        count.add_(1)
+        count.item()  # the host waits for the device, which a graph cannot
+
+    for i in range(4):
+        replayed(work)
+        assert int(count) == i + 1
+    assert caplog.text.count("could not be captured as a CUDA graph") == 1
+    torch.rand(3, device="cuda")  # and random numbers can be drawn
+
+
+def test_a_least_length_is_captured_for_good() -> None:
+    """Its graph reads the tensor of end tokens, which transformers makes anew for every call."""
+    model, x = make(), prompt(1, 20)
+    free = torch.cat(list(stream(model, x, max_new_tokens=30)), 1)[0]
+    options = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0, "eos_token_id": int(free[8])}
+    with in_their_loop():
+        truth = model.generate(x, min_new_tokens=12, **options)
+    for _ in range(4):
+        assert torch.equal(model.generate(x, min_new_tokens=12, **options), truth)
+        noise = [torch.randint(0, 256, (n,), device="cuda") for n in range(1, 200)]  # where memory was free
+        del noise
 
 
 def test_autocast_leaves_nothing_in_a_graph_that_is_gone_later() -> None:

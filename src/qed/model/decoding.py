@@ -77,7 +77,7 @@ class Decoder:
             self.lengths = torch.zeros(batch, dtype=torch.long, device=self.device)
             self.states = [_empty_state(mixer, batch, dtype, self.device) for mixer in recurrent_mixers(model)]
         self.owner: weakref.ref[QEDCache] | None = None
-        self.steps: dict[Hashable, Replayed] = {}
+        self.steps: dict[Hashable, tuple[Chooser | None, Replayed]] = {}  # by what chooses the tokens
         self.prompts: dict[
             int, tuple[Tensor, Replayed]
         ] = {}  # by length: where tokens are written, and what reads them
@@ -101,8 +101,7 @@ class Decoder:
     @property
     def captured(self) -> list[Hashable]:
         """What has been captured so far: the keys of steps and the lengths of prompts."""
-        prompts = {length: replayed for length, (_, replayed) in self.prompts.items()}
-        return [key for key, x in (*self.steps.items(), *prompts.items()) if x.graph is not None]
+        return [key for key, (_, x) in (*self.steps.items(), *self.prompts.items()) if x.graph is not None]
 
     def start(self, cache: QEDCache) -> None:
         """Continue from the states of a cache, or from the beginning if it is empty. From then on they are in this
@@ -201,8 +200,9 @@ class Decoder:
         if key not in self.steps:
             if len(self.steps) == MOST_STEPS:
                 del self.steps[next(iter(self.steps))]  # the oldest
-            self.steps[key] = Replayed(self.device, self._pool)
-        self.steps[key](partial(self._step, chooser))
+            self.steps[key] = (chooser, Replayed(self.device, self._pool))
+        kept, replayed = self.steps[key]  # a graph reads the tensors of the chooser that it was captured with
+        replayed(partial(self._step, kept))
 
     def _step(self, chooser: Chooser | None) -> None:
         model = self._model()

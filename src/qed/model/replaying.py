@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
+
+_log = logging.getLogger(__name__)
 
 
 class Replayed:
@@ -26,6 +29,7 @@ class Replayed:
         """
         self.device, self.pool = device, pool
         self.has_run = False
+        self.refused = False  # whether a capture has failed
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, work: Callable[[], None]) -> None:
@@ -43,9 +47,29 @@ class Replayed:
                     work()
                     self.has_run = True
                     return
-                graph = torch.cuda.CUDAGraph()
-                # Only this thread's launches are captured: another thread may be busy on the GPU.
-                with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                self.graph = None if self.refused else self._captured(work)
+                if self.graph is None:
                     work()
-            self.graph = graph
+                    return
             self.graph.replay()
+
+    def _captured(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """Return the graph of the work; None if something in it cannot be captured, such as waiting for the GPU."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Only this thread's launches are captured: another thread may be busy on the GPU.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                work()
+        except RuntimeError as error:
+            end_failed_capture()
+            _log.warning("could not be captured as a CUDA graph, and is run kernel by kernel: %s", error)
+            self.refused = True
+            return None
+        return graph
+
+
+def end_failed_capture() -> None:
+    """Let the process draw random numbers on the GPU again. torch leaves its generator as it is during a capture when
+    that fails; the end of a capture that succeeds sets it right."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        torch.zeros((), device="cuda")
