@@ -22,7 +22,8 @@ def test_a_sound_installation() -> None:
     assert result.exit_code == 0, result.output
     assert result.output.count("within budget") >= 4  # two forms, weak decay and strong
     found = re.search(
-        "itself in float64: training (.*), gradients (.*), inference (.*), decoding (.*), allowed", result.output
+        "itself in float64: training (.*), gradients (.*), inference (.*), prompts (.*), decoding (.*), allowed",
+        result.output,
     )
     assert found is not None, result.output
     assert all(1e-8 < float(x) < 1e-5 for x in found.groups())

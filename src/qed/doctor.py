@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from .model.cache import QEDCache
 from .model.causal_lm import QEDForCausalLM
 from .model.config import QEDConfig
-from .model.decoding import Decoder
+from .model.decoding import LENGTHS, Decoder
 from .ops import explain
 from .ops.routes import RECURRENCE
 from .provenance import environment
@@ -95,7 +96,8 @@ def model_errors(device: str, dtype: torch.dtype, heads: int, width: int, tokens
         tokens: Length of the sequences; the last DECODED of them are also decoded one by one.
 
     Returns:
-        Relative errors of the logits in training, inference and decoding, and of all gradients together.
+        Relative errors of the logits in training, inference, after captured prompts and in decoding, and of all
+        gradients together.
     """
     torch.manual_seed(0)
     hidden = heads * width
@@ -114,11 +116,14 @@ def model_errors(device: str, dtype: torch.dtype, heads: int, width: int, tokens
     with torch.no_grad():
         inferred = model(ids).logits
         decoder = Decoder(model, len(ids))
+        prompt = ids[:, : LENGTHS[-1]]
+        read = torch.stack([decoder.read(QEDCache(), prompt).clone() for _ in range(3)], 1)  # the second is captured
         decoder.start(model(ids[:, :-DECODED], use_cache=True).past_key_values)
         decoded = torch.stack([decoder.step(ids[:, i : i + 1]).clone() for i in range(tokens - DECODED, tokens)], 1)
     return {
         "training": relative_error(logits, truth),
         "gradients": relative_error(gradient, true_gradient),
         "inference": relative_error(inferred, truth),
+        "prompts": relative_error(read, truth[:, [prompt.shape[1] - 1] * 3]),
         "decoding": relative_error(decoded, truth[:, -DECODED:]),
     }
