@@ -272,6 +272,36 @@ def test_a_streamer_may_generate_with_the_same_model(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_streamer_may_stop_a_text_by_an_error(do_sample: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's cache has then read what it has in transformers' loop, and the generator has drawn as much."""
+
+    class EnoughError(Exception):
+        pass
+
+    class Stops(Collected):
+        def put(self, value: torch.Tensor) -> None:
+            super().put(value)
+            if len(self.got) == 12:
+                raise EnoughError
+
+    model, x, left = make(), prompt(1, 10), []
+    for captured in (True, False):
+        monkeypatch.setattr(routes, "_pays", lambda device, captured=captured: captured)
+        cache, streamer = QEDCache(), Stops()
+        options = {"max_new_tokens": 30, "do_sample": do_sample, "pad_token_id": 0, "eos_token_id": None}
+        torch.manual_seed(0)
+        with pytest.raises(EnoughError):
+            model.generate(x, past_key_values=cache, streamer=streamer, **options)
+        left.append((cache, streamer.got, torch.rand(2)))
+    (found, got, random), (truth, expected, drawn) = left
+    assert got == expected
+    assert torch.equal(random, drawn)
+    assert found.tokens == truth.tokens
+    for a, b in zip(found.get(1), truth.get(1), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
 def test_stream_draws_what_generate_draws() -> None:
     """One place says how tokens are chosen: the same words and the same seed give the same tokens."""
     model, x = make(), prompt(2, 10)

@@ -84,45 +84,49 @@ class Generation:
     streamer: Any = None
     kept: list[Tensor] = field(default_factory=list)  # states to go back to, where the caller has the cache too
 
-    def add(self, block: Tensor) -> Tensor:
-        """Add tokens [B, n] to the texts, up to the one with which all have ended. Return those that were added, with
-        padding after the ends."""
-        before, found, columns = self.text, block.t().tolist(), []
-        for i, column in enumerate(found):
-            columns.append(self.ends.padded(column))
-            if self.ends.others:
-                self.text = torch.cat([self.text, block.new_tensor(columns[-1])[:, None]], 1)
-            self.ends.look(columns[-1], before.shape[1] + i + 1, self.text)
-            if self.streamer is not None:
-                self.streamer.put(torch.tensor(columns[-1]))
-            if self.ends.all_ended:
-                break
-        changed = columns != found[: len(columns)]
-        added = block.new_tensor(columns).t() if changed else block[:, : len(columns)]
-        self.text = torch.cat([before, added], 1)
-        return added
+    def add(self, block: Tensor) -> None:
+        """Add tokens [B, n] to the texts, up to the one with which all have ended, with padding after the ends. If
+        whoever looks at a token raises an error, that token is the last."""
+        before, found = self.text, block.t().tolist()
+        columns: list[list[int]] = []
+        try:
+            for column in found:
+                columns.append(self.ends.padded(column))
+                if self.ends.others:
+                    self.text = torch.cat([self.text, block.new_tensor(columns[-1])[:, None]], 1)
+                self.ends.look(columns[-1], before.shape[1] + len(columns), self.text)
+                if self.streamer is not None:
+                    self.streamer.put(torch.tensor(columns[-1]))
+                if self.ends.all_ended:
+                    break
+        finally:
+            same = columns == found[: len(columns)]
+            added = block[:, : len(columns)] if same else block.new_tensor(columns).t()
+            self.text = torch.cat([before, added], 1)
 
     def go_on(self, count: int) -> None:
         """Make up to `count` tokens more, and take back what came after the end."""
-        cache, decoder, last = self.cache, self.decoder, self.text[:, -1:]
+        cache, decoder, length = self.cache, self.decoder, self.text.shape[1]
         if cache.given:
             decoder.start(cache)
             self.kept = self.kept or [torch.empty_like(x) for x in decoder.tensors]
             torch._foreach_copy_(self.kept, decoder.tensors)
-        generator = _generator_state(last.device) if self.chooser.draws else None
+        generator = _generator_state(self.text.device) if self.chooser.draws else None
         block = decoder.follow(cache, self.text, self.chooser, count)
-        added = self.add(block)
-        steps = added.shape[1]
-        cache.tokens -= count - steps
-        if generator is not None and steps < count:
-            _set_generator_state(generator, last.device)
-            for _ in range(steps):
-                torch.empty_like(decoder.logits, dtype=torch.float32).exponential_()
-        if self.kept and not torch.equal(added, block):  # other tokens were read than the texts have
-            decoder.start(cache)
-            torch._foreach_copy_(decoder.tensors, self.kept)
-            for column in torch.cat([last, added[:, :-1]], 1).split(1, 1):
-                decoder.step(column)
+        try:
+            self.add(block)
+        finally:
+            steps = self.text.shape[1] - length
+            cache.tokens -= count - steps
+            if generator is not None and steps < count:
+                _set_generator_state(generator, self.text.device)
+                for _ in range(steps):
+                    torch.empty_like(decoder.logits, dtype=torch.float32).exponential_()
+            if self.kept and not torch.equal(self.text[:, length:], block):  # other tokens were read than there are
+                decoder.start(cache)
+                torch._foreach_copy_(decoder.tensors, self.kept)
+                for column in self.text[:, length - 1 : -1].split(1, 1):
+                    decoder.step(column)
 
 
 @torch.no_grad()
