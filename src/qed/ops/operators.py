@@ -149,7 +149,8 @@ def _launch(name: str) -> Callable[..., Any]:
 
 
 CHUNKWISE = SequenceOperator(Form("chunkwise", chunkwise.forward, chunkwise.backward, chunkwise.saved_like, 3))
-TRITON = SequenceOperator(Form("triton", _launch("forward"), _launch("backward"), _launch("saved_like"), 10))
+_SAVED_LIKE = kernel("recurrence.memory", "saved_like")
+TRITON = SequenceOperator(Form("triton", _launch("forward"), _launch("backward"), _SAVED_LIKE, 2))
 SAVING_OPERATORS = (CHUNKWISE.saving, TRITON.saving)
 
 
