@@ -121,14 +121,16 @@ def kind_of(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, list[An
     for x in arguments:
         if isinstance(x, Tensor):
             address = x.data_ptr()
-            kind += (x.dtype, x.get_device(), address % ALIGNED == 0)
+            kind += (x.dtype, x.get_device(), address % ALIGNED)  # the rest, which is 0 or not, takes least time
             values.append(address)
             continue
-        if x is None or type(x) in (float, bool):
-            kind.append(None if x is None else type(x))
+        if x is None:
+            kind.append(None)
         elif type(x) is int:
-            wide = 0 if -(2**31) <= x < 2**31 else 2 if x < 2**63 else 3
-            kind.append(1 if x == 1 else (x % ALIGNED == 0, wide))
+            bits = 32 if -(2**31) <= x < 2**31 else 64 if x < 2**63 else 65
+            kind.append(1 if x == 1 else bits if x % ALIGNED else -bits)
+        elif type(x) in (float, bool):
+            kind.append(type(x))
         else:
             return None, []
         values.append(x)

@@ -68,7 +68,11 @@ class SequenceOperator:
         )
 
     def __call__(self, x: Arguments, save: bool) -> tuple[Tensor, Tensor]:
-        o, state, *_ = (self.saving if save else self.plain)(*x)
+        if save or torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+            o, state, *_ = (self.saving if save else self.plain)(*x)
+        else:  # no gradient is recorded, and torch takes several microseconds to see this for itself
+            with torch._C._AutoDispatchBelowAutograd():
+                o, state = self.plain(*x)
         return o, state
 
     def _run(self, x: Arguments, save: bool) -> tuple[Tensor, ...]:

@@ -94,8 +94,8 @@ class Layout(NamedTuple):
 
     def parts(self, low: Tensor, wide: Tensor) -> Parts:
         """Return the parts of the memory that `empty` returned."""
-        *terms, starts, R = (*low.split(self.low), *(() if self.save else (None, None)))
-        gamma, lowest, maps = (*wide.split(self.wide), None)[:3]
+        *terms, starts, R = (*low.split_with_sizes(self.low), *(() if self.save else (None, None)))
+        gamma, lowest, maps = (*wide.split_with_sizes(self.wide), None)[:3]
         return Parts(*terms, gamma, lowest, starts, R, maps)
 
 
@@ -113,7 +113,7 @@ def scratch_like(parts: Parts) -> tuple[Tensor, ...]:
     chunk's final state, dSᵀ [chunks, H, V, K], and dP and dA [chunks, H, C, C]."""
     assert parts.starts is not None
     sizes = [parts.starts.numel(), parts.P.numel(), parts.P.numel()]
-    return parts.P.new_empty(sum(sizes)).split(sizes)
+    return parts.P.new_empty(sum(sizes)).split_with_sizes(sizes)
 
 
 def states_like(q: Tensor, u: Tensor, segments: Segments) -> Tensor:
