@@ -1,9 +1,10 @@
 """Compile every kernel for a GPU that need not be here, and say what it takes of a multiprocessor.
 
-    python benchmarks/registers.py [--arch 90] [--dtype bfloat16] [--width 128]
+    python benchmarks/registers.py [--arch 90] [--dtype bfloat16] [--width 128] [--shipped]
 
 Registers per thread, shared memory, stores of spilled registers, matrix instructions and seconds to compile, at the
-checked-in settings. Reading these costs no GPU time. Fails if a kernel takes more shared memory than there is.
+checked-in settings. Reading these costs no GPU time. Fails if a kernel takes more shared memory than there is. With
+--shipped only what QED's own models run: no other rules, and no packed sequences.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Launch(NamedTuple):
         return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def record(dtype: torch.dtype, width: int, arch: int) -> list[Launch]:
+def record(dtype: torch.dtype, width: int, arch: int, shipped: bool) -> list[Launch]:
     """Return the different launches of all kernels at heads of `width`: for many short sequences, for one long, for
     packed ones, for one token, and for the pieces of a layer."""
     found: dict[str, Launch] = {}
@@ -97,24 +98,26 @@ def record(dtype: torch.dtype, width: int, arch: int) -> list[Launch]:
             (decode, "early", lambda _: {"EARLY": True, "launch_pdl": True} if arch >= 90 else {"EARLY": False}),
         ):
             patched.enter_context(patch.object(target, name, stand_in))
-        record_recurrence(dtype, width)
-        record_layers(dtype, width)
+        record_recurrence(dtype, width, shipped)
+        record_layers(dtype, width, ["qed"] if shipped else [name for name, x in RULES.items() if x.function is None])
     return list(found.values())
 
 
-def record_recurrence(dtype: torch.dtype, width: int) -> None:
-    for batch, tokens, offsets in ((32, 64, None), (1, 1024, None), (1, 128, torch.tensor([0, 128]))):
+def record_recurrence(dtype: torch.dtype, width: int, shipped: bool) -> None:
+    packed = [] if shipped else [(1, 128, torch.tensor([0, 128]))]
+    for batch, tokens, offsets in ((32, 64, None), (1, 1024, None), *packed):
         q, k, a, u, do = (torch.empty(batch, tokens, 6, width, dtype=dtype) for _ in range(5))
         g, state = torch.empty(batch, tokens, 6, width), torch.empty(batch, 6, width, width)
         arguments = Arguments(q, k, a, u, g, state, offsets, 0.5)
+        launch.forward(arguments, False)
         _, _, saved = launch.forward(arguments, True)
         launch.backward(do, state, arguments, saved)
     launch.step(q[:, 0], k[:, 0], a[:, 0], u[:, 0], g[:, 0], state, 0.5, state)
 
 
-def record_layers(dtype: torch.dtype, width: int) -> None:
+def record_layers(dtype: torch.dtype, width: int, rules: list[str]) -> None:
     sizes: dict[str, Any] = {"hidden_size": 64, "num_heads": 2, "head_dim": width, "value_head_dim": width}
-    for rule in (name for name, row in RULES.items() if row.function is None):
+    for rule in rules:
         mixer = Mixer(**sizes, rule=rule).to(dtype)
         inputs = mixer._inputs(torch.empty(1, 64, 64, dtype=dtype), "auto")
         qkv, gates = inputs["qkv"], mixer._gates(inputs, "auto")[0]
@@ -158,11 +161,12 @@ def main() -> None:
     parser.add_argument("--arch", type=int, default=90, choices=ARCHITECTURES)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--shipped", action="store_true")
     options = parser.parse_args()
     table = Table("kernel", "tile", "warps", "registers", "shared KiB", "spill stores", "HGMMA", "HMMA", "seconds")
     table.title = f"sm_{options.arch}, Triton {triton.__version__}, {options.dtype}, K = V = {options.width}"
     too_much = []
-    for launched in record(getattr(torch, options.dtype), options.width, options.arch):
+    for launched in record(getattr(torch, options.dtype), options.width, options.arch, options.shipped):
         start, of = time.perf_counter(), launched.constants
         compiled = launched.compiled(options.arch)
         seconds, shared = time.perf_counter() - start, compiled.metadata.shared / 1024

@@ -7,6 +7,7 @@ Its caches lie at fixed addresses and are full but for the new token, and the st
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,8 @@ class SoftmaxStep:
     def __call__(self) -> None:
         """Compute the logits after the token."""
         x = self.model.model.embed_tokens(self.tokens)
-        for block, (keys, values) in zip(self.model.model.layers, self.caches, strict=True):
+        blocks: list[Any] = list(self.model.model.layers)
+        for block, (keys, values) in zip(blocks, self.caches, strict=True):
             attention = block.mixer
             assert isinstance(attention, Attention)
             q, k, v = (y.transpose(1, 2) for y in attention.rotated(block.mixer_norm(x), self.places))

@@ -94,9 +94,10 @@ class Layout(NamedTuple):
 
     def parts(self, low: Tensor, wide: Tensor) -> Parts:
         """Return the parts of the memory that `empty` returned."""
-        *terms, starts, R = (*low.split_with_sizes(self.low), *(() if self.save else (None, None)))
-        gamma, lowest, maps = (*wide.split_with_sizes(self.wide), None)[:3]
-        return Parts(*terms, gamma, lowest, starts, R, maps)
+        a_tilde, q_tilde, k_bar, P, T, *kept = low.split_with_sizes(self.low)
+        gamma, lowest, *maps = wide.split_with_sizes(self.wide)
+        starts, R = kept if self.save else (None, None)
+        return Parts(a_tilde, q_tilde, k_bar, P, T, gamma, lowest, starts, R, maps[0] if maps else None)
 
 
 def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
