@@ -1,9 +1,10 @@
 """Compile every kernel for a GPU that need not be here, and say what it takes of a multiprocessor.
 
-    python benchmarks/registers.py [--arch 90] [--dtype bfloat16] [--width 128]
+    python benchmarks/registers.py [--arch 90] [--dtype bfloat16] [--width 128] [--shipped]
 
 Registers per thread, shared memory, stores of spilled registers, matrix instructions and seconds to compile, at the
-checked-in settings. Reading these costs no GPU time. Fails if a kernel takes more shared memory than there is.
+checked-in settings. Reading these costs no GPU time. Fails if a kernel takes more shared memory than there is. With
+--shipped only what QED's own models run: no other rules, and no packed sequences.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import re
 import subprocess
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
@@ -23,30 +26,18 @@ from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from qed.kernels.convolution import kernels as convolution_kernels
 from qed.kernels.convolution import launch as convolution
-from qed.kernels.decode import kernels as decode_kernels
 from qed.kernels.decode import launch as decode
-from qed.kernels.launching import FUSED
-from qed.kernels.prologue import kernels as prologue_kernels
+from qed.kernels.launching import Prepared
 from qed.kernels.prologue import launch as prologue
 from qed.kernels.recurrence import launch
-from qed.kernels.recurrence.settings import SHARED
-from qed.kernels.rows import kernels as row_kernels
+from qed.kernels.recurrence.settings import ARCHITECTURES
 from qed.kernels.rows import launch as rows
 from qed.layers import Mixer, RMSNorm
 from qed.layers.sequences import DENSE, Sequences
 from qed.ops.arguments import Arguments
 from qed.rules import RULES
 
-KERNELS: dict[str, Any] = {  # and where they are launched from
-    **dict.fromkeys(("chunk_terms", "chunk_states", "segment_starts", "state_gradients", "pair_gradients"), launch),
-    **dict.fromkeys(("chunk_gradients", "decode_step"), launch),
-    **dict.fromkeys(("forward_kernel", "backward_kernel", "window_gradients_kernel"), convolution_kernels),
-    **dict.fromkeys(("operands_kernel", "gradients_kernel"), prologue_kernels),
-    **dict.fromkeys(("norm_kernel", "product_kernel"), row_kernels),
-    **dict.fromkeys(("vector_kernel", "mixer_kernel"), decode_kernels),
-}
 TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -56,62 +47,77 @@ TYPES = {
 }
 
 
-class Recorder:
-    """Stands in for a kernel in the launcher and keeps the arguments of every launch."""
+class Launch(NamedTuple):
+    """What a kernel is launched with."""
 
-    def __init__(self, kernel: Any):
-        self.kernel = kernel
-        self.__name__ = kernel.fn.__name__
-        self.launches: list[dict[str, Any]] = []
+    kernel: Any
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
 
-    def __getitem__(self, grid: object) -> Any:
-        def record(*args: Any, **options: Any) -> None:
-            if not any(all(known[name] == x for name, x in options.items()) for known in self.launches):
-                self.launches.append(dict(zip(self.kernel.arg_names, args, strict=False)) | options)
+    @property
+    def name(self) -> str:
+        """The kernel's name, with what it is compiled for where that is not its usual work."""
+        of = self.constants
+        return self.kernel.fn.__name__ + ", cut" * bool(of.get("LEVELS")) + ", maps" * bool(of.get("MAPS"))
 
-        return record
-
-    def compile(self, launched: dict[str, Any], arch: int) -> Any:
-        given = dict(launched)
-        launch_options = {name: given.pop(name) for name in ("num_warps", "num_stages", *FUSED) if name in given}
+    def compiled(self, arch: int) -> Any:
+        """Compile the kernel for a compute capability, with addresses that are multiples of 16, as torch's are."""
         signature, constants, attributes = {}, {}, {}
-        for i, name in enumerate(self.kernel.arg_names):
-            x = given[name]
+        for i, (name, x) in enumerate(zip(self.kernel.arg_names, self.arguments, strict=False)):
             if isinstance(x, torch.Tensor):
                 signature[name], attributes[(i,)] = TYPES[x.dtype], [["tt.divisibility", 16]]
-            elif isinstance(x, float) and name.islower():
+            elif isinstance(x, float):
                 signature[name] = "fp32"
-            elif type(x) is int and name.islower():
+            elif x is None or x == 1:
+                signature[name], constants[(i,)] = "constexpr", x
+            else:
                 signature[name] = "i32"
                 if x % 16 == 0:
                     attributes[(i,)] = [["tt.divisibility", 16]]
-            else:
-                signature[name], constants[(i,)] = "constexpr", x
+        options = dict(self.constants)
+        for i, name in enumerate(self.kernel.arg_names[len(self.arguments) :], len(self.arguments)):
+            signature[name], constants[(i,)] = "constexpr", options.pop(name)
         source = ASTSource(self.kernel, signature, constants, attributes)
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch_options)
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def record(dtype: torch.dtype, width: int) -> dict[str, Recorder]:
-    """The different launches of every kernel at heads of `width`: for many short sequences, and for one long."""
-    found = {name: Recorder(getattr(module, name)) for name, module in KERNELS.items()}
-    for name, recorder in found.items():
-        setattr(KERNELS[name], name, recorder)
-    for batch, tokens in ((32, 64), (1, 1024)):
+def record(dtype: torch.dtype, width: int, arch: int, shipped: bool) -> list[Launch]:
+    """Return the different launches of all kernels at heads of `width`: for many short sequences, for one long, for
+    packed ones, for one token, and for the pieces of a layer."""
+    found: dict[str, Launch] = {}
+
+    def keep(self: Prepared, grid: object, *arguments: Any) -> None:
+        given = [x.dtype if isinstance(x, torch.Tensor) else type(x) for x in arguments]
+        found.setdefault(str((self.kernel, given, self.constants)), Launch(self.kernel, arguments, self.constants))
+
+    with ExitStack() as patched:
+        for target, name, stand_in in (
+            (Prepared, "__call__", keep),
+            (launch, "compile_together", lambda *_: None),
+            (launch, "architecture", lambda _: arch),
+            (decode, "early", lambda _: {"EARLY": True, "launch_pdl": True} if arch >= 90 else {"EARLY": False}),
+        ):
+            patched.enter_context(patch.object(target, name, stand_in))
+        record_recurrence(dtype, width, shipped)
+        record_layers(dtype, width, ["qed"] if shipped else [name for name, x in RULES.items() if x.function is None])
+    return list(found.values())
+
+
+def record_recurrence(dtype: torch.dtype, width: int, shipped: bool) -> None:
+    packed = [] if shipped else [(1, 128, torch.tensor([0, 128]))]
+    for batch, tokens, offsets in ((32, 64, None), (1, 1024, None), *packed):
         q, k, a, u, do = (torch.empty(batch, tokens, 6, width, dtype=dtype) for _ in range(5))
         g, state = torch.empty(batch, tokens, 6, width), torch.empty(batch, 6, width, width)
-        arguments = Arguments(q, k, a, u, g, state, None, 0.5)
+        arguments = Arguments(q, k, a, u, g, state, offsets, 0.5)
+        launch.forward(arguments, False)
         _, _, saved = launch.forward(arguments, True)
         launch.backward(do, state, arguments, saved)
     launch.step(q[:, 0], k[:, 0], a[:, 0], u[:, 0], g[:, 0], state, 0.5, state)
-    record_layers(dtype, width)
-    for name, recorder in found.items():
-        setattr(KERNELS[name], name, recorder.kernel)
-    return found
 
 
-def record_layers(dtype: torch.dtype, width: int) -> None:
+def record_layers(dtype: torch.dtype, width: int, rules: list[str]) -> None:
     sizes: dict[str, Any] = {"hidden_size": 64, "num_heads": 2, "head_dim": width, "value_head_dim": width}
-    for rule in (name for name, row in RULES.items() if row.function is None):
+    for rule in rules:
         mixer = Mixer(**sizes, rule=rule).to(dtype)
         inputs = mixer._inputs(torch.empty(1, 64, 64, dtype=dtype), "auto")
         qkv, gates = inputs["qkv"], mixer._gates(inputs, "auto")[0]
@@ -152,28 +158,23 @@ def usage(cubin: bytes) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", type=int, default=90, choices=SHARED)
+    parser.add_argument("--arch", type=int, default=90, choices=ARCHITECTURES)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--shipped", action="store_true")
     options = parser.parse_args()
     table = Table("kernel", "tile", "warps", "registers", "shared KiB", "spill stores", "HGMMA", "HMMA", "seconds")
     table.title = f"sm_{options.arch}, Triton {triton.__version__}, {options.dtype}, K = V = {options.width}"
     too_much = []
-    setattr(launch, "architecture", lambda _: options.arch)  # noqa: B010
-    recorders = record(getattr(torch, options.dtype), options.width)
-    for recorder, launched in ((x, y) for x in recorders.values() for y in x.launches):
-        name = recorder.kernel.fn.__name__ + (
-            (", cut" if launched.get("LEVELS") else "") + (", maps" if launched.get("MAPS") else "")
-        )
-        start = time.perf_counter()
-        compiled = recorder.compile(launched, options.arch)
-        seconds = time.perf_counter() - start
-        u, tile = usage(compiled.asm["cubin"]), f"{launched.get('BK', 0)}×{launched.get('BV', 0)}"
-        shared = f"{compiled.metadata.shared / 1024:.0f}"
-        if compiled.metadata.shared > 1024 * SHARED[options.arch]:
-            too_much.append(name)
-        row = (name, tile, launched["num_warps"], u["REG"], shared, u["spills"], u["HGMMA"], u["HMMA"])
-        table.add_row(*map(str, row), f"{seconds:.1f}")
+    for launched in record(getattr(torch, options.dtype), options.width, options.arch, options.shipped):
+        start, of = time.perf_counter(), launched.constants
+        compiled = launched.compiled(options.arch)
+        seconds, shared = time.perf_counter() - start, compiled.metadata.shared / 1024
+        if shared > ARCHITECTURES[options.arch].shared:
+            too_much.append(launched.name)
+        used, tile = usage(compiled.asm["cubin"]), f"{of.get('BK', 0)}×{of.get('BV', 0)}"
+        row = (launched.name, tile, of.get("num_warps", 4), used["REG"], f"{shared:.0f}")
+        table.add_row(*map(str, (*row, used["spills"], used["HGMMA"], used["HMMA"])), f"{seconds:.1f}")
     Console(width=120).print(table)
     if too_much:
         raise SystemExit(f"more shared memory than sm_{options.arch} has: {', '.join(too_much)}")

@@ -20,11 +20,13 @@ ROOT = Path(__file__).parent.parent
 # Files outside this folder that pages may link to. On the site they stand below `repository/`, at their own paths.
 SHOWN = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "benchmarks/NOTES.md", "benchmarks/results/*.json"),
-    *("results/*.md", "results/*/*.md", "results/*/figures/*.png", "examples/*"),
+    *("benchmarks/results/*.svg", "results/*.md", "results/*/*.md", "results/*/figures/*.png", "examples/*"),
 )
 PLACE = "repository"
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s:]+)(?=[)#])")
 COMMANDS = "<!-- commands -->"
+GROWTH = "<!-- growth -->"
+GROWN = ROOT / "benchmarks" / "results" / "growth_h200.json"  # as `qed bench growth --out` writes it
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -44,6 +46,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Let links that leave this folder lead to `repository/`, and those from there to pages come back."""
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, "\n".join(reference()))
+    markdown = markdown.replace(GROWTH, grown(GROWN))
     here = posixpath.dirname(page.file.src_uri)
     inside = page.file.src_uri.startswith(f"{PLACE}/")
 
@@ -59,6 +62,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(f"{target}.md" if script else target, here or ".")
 
     return LINK.sub(moved, markdown)
+
+
+def grown(file: Path) -> str:
+    """What `qed bench growth` wrote beside a file, the figure and the tables; nothing where there is no such file."""
+    if not file.exists():
+        return ""
+    path = posixpath.join("..", *file.relative_to(ROOT).with_suffix("").parts)
+    figure = f"![Cost against the length of a text]({path}.svg)\n\n" if file.with_suffix(".svg").exists() else ""
+    return f"{figure}{file.with_suffix('.md').read_text(encoding='utf-8')}\n([all numbers]({path}.json))"
 
 
 def reference() -> Iterator[str]:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from qed.cli import app
+from qed.doctor import examine
 from qed.layers.routes import PRODUCT
 from qed.ops import operators
 from qed.routes import Piece
@@ -28,6 +30,15 @@ def test_a_sound_installation() -> None:
     assert found is not None, result.output
     assert all(1e-8 < float(x) < 1e-5 for x in found.groups())
     assert "impl='auto' runs chunkwise" in result.output
+
+
+def test_it_says_where_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qed.doctor.environment", lambda device: {})
+    monkeypatch.setattr("qed.doctor.architecture", lambda device: 89)
+    monkeypatch.setattr("qed.doctor.DECAYS", {})  # enough is said before this GPU would be needed
+    with pytest.raises(StopIteration), Console().capture() as said:
+        examine(said._console, device="cuda", dtype=torch.bfloat16, heads=1, width=8, tokens=70)
+    assert "not measured on this GPU (sm_89)" in said.get()
 
 
 def test_a_wrong_form_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

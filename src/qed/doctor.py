@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from .kernels.recurrence.settings import architecture, origin
 from .model.cache import QEDCache
 from .model.causal_lm import QEDForCausalLM
 from .model.config import QEDConfig
@@ -52,6 +53,8 @@ def examine(console: Console, *, device: str, dtype: torch.dtype, heads: int, wi
     for name, value in environment(device).items():
         facts.add_row(name, value)
     console.print(facts)
+    if device.startswith("cuda"):
+        console.print(f"launch settings of the kernels: {origin(architecture(torch.device(device)))}", soft_wrap=True)
     case = Case(batch=2, tokens=tokens, heads=heads, key_width=width, value_width=width)
     cases = {name: replace(case, log_decay=x).inputs(device=device) for name, x in DECAYS.items()}
     inputs = next(iter(cases.values()))

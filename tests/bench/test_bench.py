@@ -10,14 +10,18 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from qed import QEDConfig, QEDForCausalLM
+from qed.bench import growth
+from qed.bench.growth_figure import table
 from qed.bench.measuring import Bench
 from qed.bench.model import decay_faster
 from qed.bench.ops import Shape
-from qed.bench.train import idle
+from qed.bench.softmax import SoftmaxStep, captured
+from qed.bench.train import idle, transformer
 from qed.bench.tune import tune
 from qed.cli import app
 from qed.data import tokenization
 from qed.data.synthetic import documents
+from qed.model.config import SIZES as SIZES_OF_MODELS
 from qed.ops import operators
 
 SIZES = {"batch": 2, "tokens": 64, "heads": 1, "width": 16, "rounds": 2}
@@ -132,6 +136,86 @@ def test_a_training_step_is_measured(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert set(report["candidates"]) == {"qed", "qed, strong decay", "gdn2", "softmax attention"}
     assert all(row["tokens_per_s"] > 0 for row in report["candidates"].values())
+
+
+GROWTH = ["bench", "growth", "--device", "cpu", "--size", "tiny", "--rounds", "1", "--no-compile"]
+
+
+def test_growth_is_measured_cell_by_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted, it goes on with its file; finished, it draws the file again, on any machine."""
+    file = tmp_path / "growth.json"
+    command = [*GROWTH, "--lengths", "32,64", "--out", str(file)]
+    with monkeypatch.context() as interrupted:
+        interrupted.setitem(growth._MEASURES, "training", lambda *_: 1 / 0)
+        assert isinstance(CliRunner().invoke(app, command).exception, ZeroDivisionError)
+    begun = json.loads(file.read_text())["cells"]
+    assert set(begun["prefill"]["softmax"]) == set(begun["decoding"]["qed"]) == {"32", "64"}
+    assert begun["training"]["qed"] == {}
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    assert report["cells"]["prefill"] == begun["prefill"]
+    assert all(report["cells"]["training"][model]["64"]["tokens_per_s"] > 0 for model in ("qed", "softmax"))
+    assert max(report["errors"].values()) < 1e-4
+    table, figure = (file.with_suffix(x).read_text() for x in (".md", ".svg"))
+    assert f"| 64 | {report['cells']['decoding']['qed']['64']['ms_per_token']:.3f} |" in table
+    assert "QED" in figure
+    assert "Transformer" in figure
+
+    monkeypatch.setattr("qed.bench.measuring.environment", lambda device: {"gpu": "another"})
+    file.with_suffix(".svg").unlink()
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert file.with_suffix(".svg").read_text() == figure
+    assert json.loads(file.read_text()) == report
+    report["cells"]["training"]["qed"] = {}
+    file.write_text(json.dumps(report))
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 1
+    assert "expected a new file or one from this machine and package" in " ".join(refused.output.split())
+
+
+def test_growth_says_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: Any) -> None:
+        raise torch.OutOfMemoryError("80 GiB")
+
+    monkeypatch.setitem(growth._MEASURES, "prefill", too_large)
+    bench = Bench(console=Console(quiet=True), device="cpu")
+    wanted = growth.Growth(size={}, lengths=(32,), rounds=1, compiled=False)
+    cell = growth._cell(bench, wanted, "prefill", "qed", 32)
+    assert cell == {"skipped": "it needs more memory than this GPU has"}
+    report = {"cells": {"prefill": {"qed": {"32": cell}, "softmax": {}, "fla": {}}}, "settings": {"lengths": [32]}}
+    assert list(table(report, "prefill")) == [("32", [cell["skipped"], "", ""])]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (["--lengths", "48,64"], "--lengths: expected different divisors of the longest one, got [48, 64]"),
+        (["--lengths", "64,64"], "--lengths: expected different divisors of the longest one, got [64, 64]"),
+        (["--lengths", "64", "--out", "ops.json"], "expected a new file or one of `qed bench growth`, got ops.json"),
+    ],
+)
+def test_growth_refuses(given: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ops.json").write_text('{"form": "triton"}')
+    result = CliRunner().invoke(app, [*GROWTH, *given])
+    assert result.exit_code == 1
+    assert error in " ".join(result.output.split())
+    assert Path("ops.json").read_text() == '{"form": "triton"}'
+
+
+def test_a_transformers_step_is_its_forward() -> None:
+    """Again and again: the cache stays as it is."""
+    torch.manual_seed(0)
+    model = QEDForCausalLM(transformer(dict(SIZES_OF_MODELS["tiny"]))).eval()
+    ids = torch.randint(0, 256, (2, 20))
+    with torch.no_grad():
+        truth = model(ids).logits[:, -1]
+        step = SoftmaxStep(model, model(ids[:, :-1], use_cache=True).past_key_values)
+        for token in (ids[:, -1:].flip(0), ids[:, -1:]):
+            step.tokens.copy_(token)
+            captured(step, "cpu")()
+    torch.testing.assert_close(step.logits, truth)
 
 
 def test_idle_is_what_nothing_covers() -> None:

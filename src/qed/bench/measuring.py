@@ -58,18 +58,25 @@ class Bench:
         """Begin a report with this environment and these values."""
         return Report(self.out, environment=environment(self.device), **values)
 
-    def take_turns(self, calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
+    def take_turns(
+        self, calls: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = WARM_UP
+    ) -> dict[str, dict[str, float]]:
         """Time every candidate `rounds` times; return the median and quartiles of its milliseconds.
 
         Candidates take turns call by call, so that all meet the same machine, and in a new order every round, since
         each call leaves clocks and caches in a state that the next one feels.
+
+        Args:
+            calls: The candidates by name.
+            rounds: Calls of each that count.
+            warm_up: Calls of each before these, which do not count.
         """
         times: dict[str, list[float]] = {name: [] for name in calls}
         order = random.Random(0)
-        for i in track(range(rounds + WARM_UP), description=", ".join(calls)[:60], console=self.console):
+        for i in track(range(rounds + warm_up), description=", ".join(calls)[:60], console=self.console):
             for name in order.sample(list(calls), len(calls)):
                 took = milliseconds(self.device, calls[name])
-                if i >= WARM_UP:
+                if i >= warm_up:
                     times[name].append(took)
         quartiles = {}
         for name, x in times.items():

@@ -39,7 +39,12 @@ WAIT = 20.0  # µs
 
 
 def qed_step(
-    config: QEDConfig, device: str, compiled: bool, strong_decay: bool = False, pool: Any = None
+    config: QEDConfig,
+    device: str,
+    compiled: bool,
+    strong_decay: bool = False,
+    pool: Any = None,
+    recompute: str | None = None,
 ) -> TrainingStep:
     """Make a training step of our model, whose random weights are always the same.
 
@@ -49,10 +54,12 @@ def qed_step(
         compiled: Compile the blocks, and on a GPU capture the step.
         strong_decay: Make every chunk decay as far as a trained model's do.
         pool: Graph memory to share with steps that never run at the same time.
+        recompute: As in `training_step`.
     """
     torch.manual_seed(0)
     model = QEDForCausalLM(config).to(device)
-    return training_step(decay_faster(model) if strong_decay else model, device, compiled=compiled, pool=pool)
+    model = decay_faster(model) if strong_decay else model
+    return training_step(model, device, compiled=compiled, pool=pool, recompute=recompute)
 
 
 def fla_step(config: QEDConfig, device: str) -> TrainingStep:
@@ -157,7 +164,7 @@ def measure(
         before = torch.cuda.memory_allocated() if bench.on_gpu else 0
         step = steps[name] = make()
         step.rows = torch.randint(3, QEDConfig(**size).vocab_size, (batch, tokens + 1), device=bench.device)
-        rows[name] = _first_steps(bench, step, before)
+        rows[name] = first_steps(bench, step, before)
         report.add(candidates=rows)
     times = bench.take_turns(steps, rounds)
     for name, row in rows.items():
@@ -189,10 +196,16 @@ def _makers(bench: Bench, size: dict[str, Any], compiled: bool) -> dict[str, Cal
     return makers
 
 
-def _first_steps(bench: Bench, step: TrainingStep, before: int) -> dict[str, Any]:
+def first_steps(bench: Bench, step: TrainingStep, before: int) -> dict[str, Any]:
     """Make the first step, which compiles, and on a GPU another: what is captured allocates its memory then.
 
-    `before`: bytes that were allocated before the model was made.
+    Args:
+        bench: Where to run.
+        step: The step.
+        before: Bytes that were allocated before the model was made.
+
+    Returns:
+        The seconds of the first step, and on a GPU the most memory that the second one had.
     """
     measured = {"first_step_s": seconds(bench.device, step)}
     if bench.on_gpu:

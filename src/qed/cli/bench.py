@@ -41,6 +41,10 @@ Against = Annotated[str, typer.Option(help="'fla' times flash-linear-attention's
 Size = Annotated[str, typer.Option(help="The model: paper (340M), medium, small, mini or tiny.")]
 Rounds = Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="How often each candidate is timed.")]
 
+Compiled = Annotated[
+    bool, typer.Option("--compile/--no-compile", help="Compile and capture the step, as `qed train` does.")
+]
+
 
 def _bench(out: Path | None, device: str, against: str = "", module: str = "") -> Bench:
     """Check the options that all benchmarks have; what `against` needs is imported before anything runs."""
@@ -121,9 +125,7 @@ def _train(
     tokens: Tokens = 2048,
     device: Device = "auto",
     rounds: Rounds = 10,
-    compiled: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile and capture the step, as `qed train` does.")
-    ] = True,
+    compiled: Compiled = True,
 ) -> None:
     """Time a training step of QED, GDN-2, a Transformer and, if asked, fla's GDN-2; on a GPU also how idle it is."""
     from ..bench import train
@@ -134,6 +136,38 @@ def _train(
     bench = _bench(out, device, against, "fla.layers.gdn2")
     with reported(GateError):
         train.measure(bench, size=SIZES[size], batch=batch, tokens=tokens, rounds=rounds, compiled=compiled)
+
+
+@commands.command("growth", epilog="Example: qed bench growth --size small --lengths 512,2048 --out growth.json")
+def _growth(
+    out: Out = None,
+    against: Against = "",
+    size: Size = "paper",
+    lengths: Annotated[
+        str, typer.Option(help="Lengths in tokens, separated by commas, each a divisor of the longest.")
+    ] = "2048,8192,32768,131072",
+    device: Device = "auto",
+    rounds: Rounds = 3,
+    compiled: Compiled = True,
+) -> None:
+    """Time training, prefill and decoding against the length of a text, beside a Transformer.
+
+    A table and a figure are written beside the numbers. A run that was interrupted goes on with its file.
+    """
+    from ..bench import growth
+    from ..bench.measuring import GateError
+    from ..model.config import SIZES
+
+    choice("--size", size, SIZES)
+    wanted = growth.Growth(
+        size=SIZES[size],
+        lengths=numbers("--lengths", lengths, 16, LARGEST_SIZE),
+        rounds=rounds,
+        compiled=compiled,
+    )
+    bench = _bench(out, device, against, "fla.layers.gdn2")
+    with reported(GateError):
+        growth.measure(bench, wanted)
 
 
 @commands.command("serve", epilog="Example: qed bench serve --size small --out serve.json")

@@ -68,7 +68,11 @@ class SequenceOperator:
         )
 
     def __call__(self, x: Arguments, save: bool) -> tuple[Tensor, Tensor]:
-        o, state, *_ = (self.saving if save else self.plain)(*x)
+        if save or torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+            o, state, *_ = (self.saving if save else self.plain)(*x)
+        else:  # no gradient is recorded, and torch takes several microseconds to see this for itself
+            with torch._C._AutoDispatchBelowAutograd():
+                o, state = self.plain(*x)
         return o, state
 
     def _run(self, x: Arguments, save: bool) -> tuple[Tensor, ...]:
@@ -149,7 +153,8 @@ def _launch(name: str) -> Callable[..., Any]:
 
 
 CHUNKWISE = SequenceOperator(Form("chunkwise", chunkwise.forward, chunkwise.backward, chunkwise.saved_like, 3))
-TRITON = SequenceOperator(Form("triton", _launch("forward"), _launch("backward"), _launch("saved_like"), 10))
+_SAVED_LIKE = kernel("recurrence.memory", "saved_like")
+TRITON = SequenceOperator(Form("triton", _launch("forward"), _launch("backward"), _SAVED_LIKE, 2))
 SAVING_OPERATORS = (CHUNKWISE.saving, TRITON.saving)
 
 

@@ -111,24 +111,24 @@ def _check_inputs(layout: str, *, q: Tensor, k: Tensor, a: Tensor, u: Tensor, g:
     for name, x in (("q", q), ("k", k), ("a", a), ("u", u), ("g", g)):
         if x is not None:
             _check_tensor(name, x)
-    dims = layout.count(",") + 1
-    if q.dim() != dims:
-        raise ValueError(f"q: expected shape {layout}, got {list(q.shape)}")
+    shape, dtype, dims = q.shape, q.dtype, layout.count(",") + 1  # asked for once: every call of the op comes here
+    if len(shape) != dims:
+        raise ValueError(f"q: expected shape {layout}, got {list(shape)}")
     for name, x in (("k", k), ("a", a)):
-        if x.shape != q.shape:
-            raise ValueError(f"{name}: expected q's shape {list(q.shape)}, got {list(x.shape)}")
-    if u.dim() != dims or u.shape[:-1] != q.shape[:-1]:
-        raise ValueError(f"u: expected shape {list(q.shape[:-1])} + [V], got {list(u.shape)}")
-    if q.shape[-1] == 0 or u.shape[-1] == 0:
-        raise ValueError(f"q, u: expected K and V of at least 1, got {q.shape[-1]} and {u.shape[-1]}")
-    if q.dtype not in DTYPES:
-        raise TypeError(f"q: expected one of {', '.join(map(str, DTYPES))}, got {q.dtype}")
+        if x.shape != shape:
+            raise ValueError(f"{name}: expected q's shape {list(shape)}, got {list(x.shape)}")
+    if u.dim() != dims or u.shape[:-1] != shape[:-1]:
+        raise ValueError(f"u: expected shape {list(shape[:-1])} + [V], got {list(u.shape)}")
+    if shape[-1] == 0 or u.shape[-1] == 0:
+        raise ValueError(f"q, u: expected K and V of at least 1, got {shape[-1]} and {u.shape[-1]}")
+    if dtype not in DTYPES:
+        raise TypeError(f"q: expected one of {', '.join(map(str, DTYPES))}, got {dtype}")
     for name, x in (("k", k), ("a", a), ("u", u)):
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name}: expected q's dtype {q.dtype}, got {x.dtype}")
+        if x.dtype != dtype:
+            raise TypeError(f"{name}: expected q's dtype {dtype}, got {x.dtype}")
         _check_device(name, x, q)
     if g is not None:
-        if g.shape not in (q.shape, (*q.shape[:-1], 1)):
+        if g.shape not in (shape, (*shape[:-1], 1)):
             raise ValueError(
                 f"g: expected {list(q.shape)} (per channel) or {[*q.shape[:-1], 1]} (per head), got {list(g.shape)}"
             )

@@ -98,6 +98,7 @@ class Chart:
     width: float = 6.0  # of a panel, in inches, where it is drawn for print
     height: float = 3.4
     in_a_row: int = 4  # panels
+    same_y: bool = True  # whether the panels have the same vertical axis
     key: str = ""  # the title of the legend
 
 

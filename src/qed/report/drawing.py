@@ -22,7 +22,7 @@ MARKERS = "os^Dv<>"
 DASHES = ("-", "--", ":", "-.")
 GREY = "#888888"  # of lines that only help to read a figure
 LIGHT: dict[str, Any] = {"svg.hashsalt": "qed", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
-METADATA = {"pdf": {"CreationDate": None}}  # the same chart gives the same file
+METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same chart gives the same file
 
 
 def drawn(chart: Chart, kinds: Iterable[str]) -> dict[str, bytes]:
@@ -42,7 +42,7 @@ def _figure(chart: Chart) -> Figure:
     count = len(chart.panels)
     wide, high = min(count, chart.in_a_row), ceil(count / chart.in_a_row)
     size = (chart.width * wide + (1.2 if count > 1 else 0), chart.height * high)
-    figure, axes = plt.subplots(high, wide, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(high, wide, figsize=size, sharey=chart.same_y, squeeze=False, layout="constrained")
     for panel in axes.flat[count:]:
         panel.set_axis_off()
     image = None
@@ -50,7 +50,7 @@ def _figure(chart: Chart) -> Figure:
         if isinstance(panel, Heat):
             image = _heat(axis, panel, first=i % wide == 0)
         else:
-            _panel(axis, panel, first=i % wide == 0)
+            _panel(axis, panel, first=i % wide == 0 and chart.same_y)
         axis.set_title(panel.title, fontsize=9)
     for panel in chart.panels[:1] if image is not None else []:
         assert isinstance(panel, Heat)

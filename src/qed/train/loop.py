@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import files, locks
 from ..data import Loader, ReadAhead
 from ..data.tokenizer_files import TOKENIZER
-from ..model.causal_lm import QEDForCausalLM, compile_blocks, recompute_cheap
+from ..model.causal_lm import QEDForCausalLM, compile_blocks
 from ..ops import value_checks
 from ..provenance import check_imported, occasion, provenance
 from . import checkpoints, optimizers
@@ -43,6 +43,7 @@ from .objective import SummedLoss
 from .parallel import Parallel
 from .probes import ranges
 from .schedule import learning_rate
+from .step import recompute_in_backward
 
 STOPPED = 75  # exit status of a run that was asked to stop and can be resumed
 
@@ -102,11 +103,7 @@ class Trainer:
         self.batches = ReadAhead(self.loader, self.device)
         torch.manual_seed(config.seed)
         self.model = QEDForCausalLM(config.model_config()).to(self.device).train()
-        if config.activation_checkpointing == "full":
-            # Blocks draw no random numbers, so that no generator's state has to be kept for the second forward.
-            self.model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-        elif config.activation_checkpointing == "cheap":
-            recompute_cheap(self.model)
+        recompute_in_backward(self.model, config.activation_checkpointing)
         self.loss = self.parallel.wrap(SummedLoss(self.model))
         self.optimizers = optimizers.make(self.model, config)
         self.step, self.skipped = 0, 0

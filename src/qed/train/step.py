@@ -58,7 +58,18 @@ def autocast(device: str) -> torch.autocast:
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=device.startswith("cuda"))
 
 
-def training_step(model: QEDForCausalLM, device: str, *, compiled: bool, pool: Any = None) -> TrainingStep:
+def recompute_in_backward(model: QEDForCausalLM, how: str) -> None:
+    """Let the backward pass recompute what `activation_checkpointing` says: "none", "cheap" or "full"."""
+    if how == "full":
+        # Blocks draw no random numbers, so that no generator's state has to be kept for the second forward.
+        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    elif how == "cheap":
+        recompute_cheap(model)
+
+
+def training_step(
+    model: QEDForCausalLM, device: str, *, compiled: bool, pool: Any = None, recompute: str | None = None
+) -> TrainingStep:
     """Make a step of one of our models, as `qed train` would run it.
 
     Args:
@@ -66,10 +77,12 @@ def training_step(model: QEDForCausalLM, device: str, *, compiled: bool, pool: A
         device: Where it runs.
         compiled: Compile the blocks, and on a GPU capture the step as a CUDA graph.
         pool: Graph memory to share with steps that never run at the same time.
+        recompute: What the backward pass recomputes, as in `recompute_in_backward`; None for "cheap" in a compiled
+            model and nothing in another.
     """
     model.train()
+    recompute_in_backward(model, recompute or ("cheap" if compiled else "none"))
     if compiled:
-        recompute_cheap(model)
         compile_blocks(model)
     captured = Captured(pool) if compiled and device.startswith("cuda") else None
     return TrainingStep(model, SummedLoss(model), device, captured)

@@ -100,11 +100,11 @@ def test_the_batch_changes_nothing() -> None:
 @pytest.mark.parametrize("state", [False, True])
 def test_segments_equal_the_serial_pass(state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few long sequences are cut into segments; here short ones, on purpose."""
-    from qed.kernels.recurrence import launch
+    from qed.kernels.recurrence import memory
 
     inputs = Case(batch=2, tokens=300, heads=1, state=state).inputs(torch.float32, device=DEVICE)
     serial = run(inputs, impl="triton")
-    monkeypatch.setattr(launch, "SHORTEST_SEGMENT", 1)
+    monkeypatch.setattr(memory, "SHORTEST_SEGMENT", 1)
     for name, x in run(inputs, impl="triton").items():
         assert relative_error(x, serial[name]) < 1e-5, name
 

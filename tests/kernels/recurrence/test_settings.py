@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 CHECK = """
 import torch
 torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty returns with NaN
-from qed.kernels.recurrence import launch
+from qed.kernels.recurrence import memory
 from qed.testing import Case, over_budget
 K, V, dtype = {K}, {V}, torch.{dtype}
 common = dict(heads=2, key_width=K, value_width=V)
@@ -24,7 +24,7 @@ cases = (Case(batch=2, tokens=200, **common, log_decay=-0.1),
          Case(batch=2, tokens=130, **common, log_decay=-1.0, resets=5),  # chunks that forget
          Case(batch=40, tokens=70, **common, log_decay=-0.1),  # many states
          Case(batch=2, tokens=200, **common, log_decay=-0.01))  # segments, short ones on purpose
-for case, launch.SHORTEST_SEGMENT in zip(cases, (8, 8, 8, 8, 8, 1)):
+for case, memory.SHORTEST_SEGMENT in zip(cases, (8, 8, 8, 8, 8, 1)):
     over = over_budget(case.inputs(device="cuda"), impl="triton", dtype=dtype, products=dtype)
     assert over == dict(), (case, over)
 print("passed")

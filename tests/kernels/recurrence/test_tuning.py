@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from qed.kernels.recurrence import settings
+from qed.kernels.recurrence import memory, settings
+from qed.kernels.recurrence.memory import Segments
 from qed.kernels.recurrence.settings import CHUNK, config
 from qed.routes import known_bad
 
@@ -35,19 +37,55 @@ def test_tiles_fit_products_and_cover_the_state(width: int, size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [128, 256])
-def test_kernels_compile_for_hopper_without_a_gpu(width: int) -> None:
-    """And fit its shared memory. In a process of its own: here Triton may be the interpreter."""
+@pytest.mark.parametrize(("arch", "width"), [(90, 128), (90, 256), (80, 128), (89, 128), (100, 128), (120, 128)])
+def test_kernels_compile_without_a_gpu(arch: int, width: int) -> None:
+    """And fit the shared memory of each GPU. In a process of its own: here Triton may be the interpreter."""
     script = Path(__file__).parents[3] / "benchmarks" / "registers.py"
     without = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
     unasked = "error:TRITON_DEFAULT_FP_FUSION"  # what Triton says of a kernel that does not ask for fused multiply-add
-    command = [sys.executable, "-W", unasked, str(script), "--arch", "90", "--width", str(width)]
+    all_of_it = (arch, width) == (90, 128)
+    command = [sys.executable, "-W", unasked, str(script), "--arch", str(arch), "--width", str(width)]
+    command += [] if all_of_it else ["--shipped"]
     done = subprocess.run(command, env=without, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     for kernel in ("chunk_terms, cut", "chunk_states", "state_gradients", "pair_gradients", "chunk_gradients, cut"):
         assert kernel in done.stdout
     for kernel in ("forward_kernel", "backward_kernel", "operands_kernel", "norm_kernel", "product_kernel"):
         assert kernel in done.stdout
+    for kernel in ("decode_step", "mixer_kernel", "vector_kernel", *(["chunk_table"] if all_of_it else [])):
+        assert kernel in done.stdout
+    assert ("chunk_states, maps" in done.stdout) == ("segment_starts" in done.stdout) == (width <= 128)
+
+
+@pytest.mark.parametrize("number", [1, 24, 66, 67, 192])
+def test_settings_follow_the_number_of_multiprocessors(number: int) -> None:
+    """A program has more columns of V only where there are enough states for a GPU of this size either way."""
+    for multiprocessors in (48, 82, 132, 148):
+        setting = config("chunk_states", 2, 128, 128, number, 90, multiprocessors)
+        assert (128 if 2 * number > multiprocessors else 64) == setting.BV
+
+
+def test_sequences_are_cut_by_the_number_of_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence with six heads gets as many segments as fill the GPU."""
+    q = torch.empty(1, 2**17, 6, 128, device="meta")
+    for multiprocessors, segments in ((20, 1), (24, 4), (48, 8), (108, 18), (132, 22)):
+        monkeypatch.setattr(memory, "multiprocessors", lambda _, n=multiprocessors: n)
+        found = Segments.of(q, None)
+        assert found.each == segments
+        assert found.lanes <= max(multiprocessors, 6)
+
+
+@pytest.mark.parametrize("architecture", [75, 80, 89, 100, 120, 130])
+def test_where_nothing_was_measured_the_default_is_in_use(architecture: int) -> None:
+    """With no more stages than a smaller shared memory holds."""
+    assert "not measured on this GPU" in settings.origin(architecture)
+    shared = settings.ARCHITECTURES.get(architecture, settings.UNTESTED).shared
+    stages = config("chunk_states", 2, 128, 128, 1, architecture).num_stages
+    assert stages == (3 if shared == 227 else 2)
+
+
+def test_hopper_was_measured() -> None:
+    assert "not measured" not in settings.origin(90)
 
 
 def block_of_keys() -> int:
@@ -60,6 +98,7 @@ def test_found_settings_are_used(tmp_path: Path) -> None:
     try:
         settings.use_settings(file)
         assert block_of_keys() == 16 != usual
+        assert settings.origin(90) == "chosen with use_settings"
     finally:
         settings.use_settings(None)
     assert block_of_keys() == usual
@@ -68,7 +107,8 @@ def test_found_settings_are_used(tmp_path: Path) -> None:
 def test_settings_for_another_gpu_are_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "TUNED", tmp_path)
     (tmp_path / "sm_100.json").write_text('{"settings": {"chunk_terms": {"num_warps": 8}}}')
-    settings.config.cache_clear()
+    settings.use_settings(None)
+    assert "not measured" not in settings.origin(100)
     assert settings.config("chunk_terms", 2, 128, 128, architecture=100).num_warps == 8
     assert settings.config("chunk_terms", 2, 128, 128, architecture=90).num_warps == 4
 

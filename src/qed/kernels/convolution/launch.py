@@ -6,13 +6,14 @@ qed::short_convolution_backward(dy, x, weight, state, place, owner) -> (dx, dwei
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.registration import register
-from ..launching import FUSED, on_its_device
+from ..launching import FUSED, Prepared, on_its_device
 
 MOST_TAPS = 4  # the kernels keep the inputs of so many taps in registers
 BLOCK_TOKENS, BLOCK_CHANNELS = 64, 256  # of one warp, each of whose threads has 16 bytes of a row
@@ -23,11 +24,16 @@ def _contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _settings(x: Tensor, weight: Tensor, state: Tensor | None) -> tuple[tuple[int, int], dict[str, Any]]:
+@lru_cache
+def _prepared(name: str, D: int, W: int, **more: bool) -> Prepared:
+    from . import kernels
+
+    return Prepared(getattr(kernels, name), D=D, W=W, **more, **FUSED, BT=BLOCK_TOKENS, BD=BLOCK_CHANNELS, num_warps=1)
+
+
+def _grid(x: Tensor) -> tuple[int, int]:
     tokens, D = x.shape
-    grid = (-(-tokens // BLOCK_TOKENS), -(-D // BLOCK_CHANNELS))
-    constants = {"D": D, "W": weight.shape[1], "HAS_STATE": state is not None}
-    return grid, constants | FUSED | {"BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS, "num_warps": 1}
+    return -(-tokens // BLOCK_TOKENS), -(-D // BLOCK_CHANNELS)
 
 
 @on_its_device
@@ -41,15 +47,11 @@ def forward(x: Tensor, weight: Tensor, state: Tensor | None, place: Tensor, owne
         place: [tokens], every token's place in its sequence.
         owner: [tokens], the number of the sequence that it belongs to.
     """
-    x, (grid, constants) = _contiguous_rows(x), _settings(x, weight, state)
+    x, state = _contiguous_rows(x), None if state is None else state.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    state = None if state is None else state.contiguous()
     if x.shape[0]:
-        from . import kernels
-
-        kernels.forward_kernel[grid](
-            x, weight.contiguous(), state, place, owner, y, x.stride(0), x.shape[0], **constants
-        )
+        kernel = _prepared("forward_kernel", *weight.shape, HAS_STATE=state is not None)
+        kernel(_grid(x), x, weight.contiguous(), state, place, owner, y, x.stride(0), x.shape[0])
     return y
 
 
@@ -64,18 +66,14 @@ def backward(
         dy: gradient of y, [tokens, D].
         x, weight, state, place, owner: as in `forward`.
     """
-    dy, x, (grid, constants) = _contiguous_rows(dy), _contiguous_rows(x), _settings(x, weight, state)
+    dy, x, grid = _contiguous_rows(dy), _contiguous_rows(x), _grid(x)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     d_weight = torch.empty(grid[0], *weight.shape, dtype=torch.float32, device=x.device)
     state = None if state is None else state.contiguous()
     if x.shape[0]:
-        from . import kernels
-
-        kernels.backward_kernel[grid](
-            *(dy, x, weight.contiguous(), state, place, owner, dx, d_weight),
-            *(dy.stride(0), x.stride(0), x.shape[0]),
-            **constants,
-        )
+        kernel = _prepared("backward_kernel", *weight.shape, HAS_STATE=state is not None)
+        tensors = (dy, x, weight.contiguous(), state, place, owner, dx, d_weight)
+        kernel(grid, *tensors, dy.stride(0), x.stride(0), x.shape[0])
     return dx, d_weight.sum(0).to(weight.dtype)
 
 
@@ -93,14 +91,9 @@ def window_gradients(dz: Tensor, x: Tensor, taps: Tensor) -> tuple[Tensor, Tenso
     dx = torch.empty_like(dz)
     d_taps = torch.empty(B * stretches, *taps.shape, dtype=torch.float32, device=x.device)
     if B * T:
-        from . import kernels
-
-        kernels.window_gradients_kernel[(B * stretches, -(-D // BLOCK_CHANNELS))](
-            *(dz, x, taps, dx, d_taps, x.stride(1), T, stretches),
-            **{"D": D, "W": taps.shape[0], "BT": BLOCK_TOKENS, "BD": BLOCK_CHANNELS},
-            **FUSED,
-            num_warps=1,
-        )
+        grid = (B * stretches, -(-D // BLOCK_CHANNELS))
+        kernel = _prepared("window_gradients_kernel", D, taps.shape[0])
+        kernel(grid, dz, x, taps, dx, d_taps, x.stride(1), T, stretches)
     return dx, d_taps.sum(0)
 
 

@@ -10,11 +10,14 @@ all this computes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from ..launching import FUSED, early, on_its_device, power_of_two
+from ...rules import Rule
+from ..launching import FUSED, Prepared, early, on_its_device, power_of_two
 from ..prologue.launch import rule_constants
 from ..rows.launch import ACTIVATIONS
 
@@ -69,6 +72,17 @@ def _in_one_kernel(linear: nn.Linear, x: Tensor) -> bool:
     return x.shape[0] == 1 and linear.weight.shape[1] <= NUMBERS
 
 
+@lru_cache
+def _vector(N: int, M: int, eps: float | None, swiglu: bool, residual: bool, device: torch.device) -> Prepared:
+    """Return `vector_kernel` for matrices [N, M]; there is a norm before the product unless `eps` is None."""
+    from .kernels import vector_kernel
+
+    BM = power_of_two(M)
+    sizes = {"N": N, "M": M, "BN": max(1, NUMBERS // BM // (1 + swiglu)), "BM": BM}
+    parts = {"NORM": eps is not None, "EPS": eps or 0.0, "SWIGLU": swiglu, "RESIDUAL": residual}
+    return Prepared(vector_kernel, **sizes, **parts, **FUSED, **early(device), num_warps=4)
+
+
 @on_its_device
 def times_vector(x: Tensor, weight: Tensor, norm: RMSNorm | None, residual: Tensor | None, *, swiglu: bool) -> Tensor:
     """Return W x for one sequence, with a norm, a residual or SwiGLU as `vector_kernel` computes them.
@@ -80,20 +94,51 @@ def times_vector(x: Tensor, weight: Tensor, norm: RMSNorm | None, residual: Tens
         residual: [1, N] to add to the result, or None.
         swiglu: whether to return silu(W_gate x) ⊙ W_up x.
     """
-    from .kernels import vector_kernel
-
     N, M = weight.shape[0] // (1 + swiglu), weight.shape[1]
-    y, BM = x.new_empty(1, N), power_of_two(M)
-    BN = max(1, NUMBERS // BM // (1 + swiglu))
-    vector_kernel[(-(-N // BN),)](
-        *(x, None if norm is None else norm.weight, weight, residual, y),
-        **{"N": N, "M": M, "EPS": 0.0 if norm is None else norm.eps, "BN": BN, "BM": BM},
-        **{"NORM": norm is not None, "SWIGLU": swiglu, "RESIDUAL": residual is not None},
-        **FUSED,
-        **early(x.device),
-        num_warps=4,
-    )
+    y = x.new_empty(1, N)
+    kernel = _vector(N, M, None if norm is None else norm.eps, swiglu, residual is not None, x.device)
+    grid = (-(-N // kernel.constants["BN"]),)
+    kernel(grid, x, None if norm is None else norm.weight, weight, residual, y)
     return y
+
+
+@lru_cache
+def _mixer(
+    row: Rule,
+    widths: tuple[tuple[str, int], ...],
+    sizes: tuple[int, int, int, int],
+    ranks: tuple[int, int],
+    activation: str | None,
+    eps: float,
+    alone: bool,
+    device: torch.device,
+) -> Prepared:
+    """Return `mixer_kernel` for layers with this rule, these widths of the parts of `in_proj`, sizes H, K, V and W,
+    ranks of the projections of f and of the output gate, and gated norm, and for one sequence `alone` or more."""
+    from .kernels import mixer_kernel
+
+    _, K, V, W = sizes
+    columns, before = {}, 0
+    for name, width in widths:
+        columns[name], before = before, before + width
+    warps, options = 16 if K * V > LARGEST // 2 else 8, early(device)
+    if options["EARLY"] and not alone and warps == 8:
+        options = options | {"maxnreg": 128}  # so that two programs fit on a multiprocessor
+    return Prepared(
+        mixer_kernel,
+        **{f"AT_{name.upper()}": columns[name] for name in "bwf"},
+        AT_G=columns["output_gate"],
+        **dict(zip("HKVW", sizes, strict=True)),
+        **rule_constants(row),
+        **{f"{name}_RANK": rank for name, rank in zip("FG", ranks, strict=True)},
+        **{"ACTIVATION": ACTIVATIONS[activation], "EPS": eps},
+        **{"BK": power_of_two(K), "BV": power_of_two(V), "BW": power_of_two(W)},
+        **{f"B{name}": power_of_two(rank) for name, rank in zip("FG", ranks, strict=True)},
+        AHEAD=alone,
+        **FUSED,
+        **options,
+        num_warps=warps,
+    )
 
 
 @on_its_device
@@ -106,36 +151,19 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
         conv: the convolution's state [B, W − 1, ·].
         recurrent: the recurrent state [B, H, K, V].
     """
-    from .kernels import mixer_kernel
-
     row, H, K, V = mixer.row, mixer.num_heads, mixer.head_dim, mixer.value_head_dim
-    f, g, norm = mixer.f_proj, mixer.g_proj, mixer.o_norm
-    activation = getattr(norm, "activation", None)
-    ranks = {name: 0 if y is None else y.in_features for name, y in (("F", f), ("G", g))}
-    columns, before = {}, 0
-    for name, width in mixer.parts.items():
-        columns[name], before = before, before + width
-    y, decays = x.new_empty(x.shape[0], H * V), row.decay != "none"
-    warps, options = 16 if K * V > LARGEST // 2 else 8, early(x.device)
-    if options["EARLY"] and x.shape[0] > 1 and warps == 8:
-        options = options | {"maxnreg": 128}  # so that two programs fit on a multiprocessor
-    mixer_kernel[(x.shape[0] * H,)](
+    f, g, norm, decays = mixer.f_proj, mixer.g_proj, mixer.o_norm, mixer.row.decay != "none"
+    ranks = (0 if f is None else f.in_features, 0 if g is None else g.in_features)
+    sizes, widths = (H, K, V, mixer.conv.weight.shape[1]), tuple(mixer.parts.items())
+    activation, alone = getattr(norm, "activation", None), x.shape[0] == 1
+    kernel = _mixer(row, widths, sizes, ranks, activation, norm.eps, alone, x.device)
+    y = x.new_empty(x.shape[0], H * V)
+    kernel(
+        (x.shape[0] * H,),
         *(x, conv, recurrent, mixer.conv.weight, None if f is None else f.weight),
         *(mixer.A_log if decays else None, mixer.dt_bias if decays else None),
         *(mixer.theta if row.strength else None, mixer.random_direction if row.direction == "head" else None),
         *((None, None) if g is None else (g.weight, g.bias)),
         *(norm.weight, y, x.stride(0), mixer.read_scale, mixer.strength_scale * mixer.lambda_max),
-        **{f"AT_{name.upper()}": columns[name] for name in "bwf"},
-        AT_G=columns["output_gate"],
-        **{"H": H, "K": K, "V": V, "W": mixer.conv.weight.shape[1]},
-        **rule_constants(row),
-        **{f"{name}_RANK": rank for name, rank in ranks.items()},
-        **{"ACTIVATION": ACTIVATIONS[activation], "EPS": norm.eps},
-        **{"BK": power_of_two(K), "BV": power_of_two(V), "BW": power_of_two(mixer.conv.weight.shape[1])},
-        **{f"B{name}": power_of_two(rank) for name, rank in ranks.items()},
-        AHEAD=x.shape[0] == 1,
-        **FUSED,
-        **options,
-        num_warps=warps,
     )
     return y

@@ -10,13 +10,14 @@ that function in torch, not here. This file serves inference; `operator.py` has 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...rules import RULES, Operands, Rule
-from ..launching import FUSED, on_its_device, power_of_two
+from ..launching import FUSED, Prepared, on_its_device, power_of_two
 
 if TYPE_CHECKING:
     from ...layers.mixer import Gates, Mixer
@@ -60,6 +61,10 @@ class Inputs(NamedTuple):
     def value_width(self) -> int:
         """V, the channels of a head's values."""
         return self.qkv.shape[2] // self.heads - 2 * self.width
+
+    def sizes(self) -> tuple[Rule, int, int, int, int]:
+        """Return the rule and the sizes that the kernels are compiled for: H, K, V and the taps of the convolution."""
+        return RULES[self.rule], self.heads, self.width, self.value_width, self.taps.shape[0]
 
     def summed(self) -> list[int]:
         """Return the sizes of A_log, dt_bias and strength, whose gradients are sums over all tokens."""
@@ -120,18 +125,15 @@ def launch(
         state: the convolution's state; None for zeros.
         places, owners: every token's place in its sequence, and that sequence's number, where sequences are packed.
     """
-    from .kernels import operands_kernel
-
     x = Inputs(*given)
     outputs, x = operands_like(x), x.laid_out()
     tokens = x.qkv.shape[:2].numel()
     if tokens:
-        operands_kernel[(-(-tokens // STRETCH) * x.heads,)](
+        kernel = _prepared("operands_kernel", *x.sizes(), PACKED=places is not None, HAS_STATE=state is not None)
+        kernel(
+            (-(-tokens // STRETCH) * x.heads,),
             *(x.qkv, x.taps, x.taps if state is None else state.to(x.qkv.dtype).contiguous(), places, owners),
             *(*x[2:9], *outputs, *x.strides(), tokens, x.qkv.shape[1]),
-            **{"PACKED": places is not None, "HAS_STATE": state is not None, "BT": STRETCH},
-            **_constants(x),
-            num_warps=WARPS,
         )
     return outputs
 
@@ -145,7 +147,6 @@ def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, 
         given: the fields of `Inputs`.
     """
     from ..convolution.launch import window_gradients
-    from .kernels import gradients_kernel
 
     x = Inputs(*given)
     (dz, _, db, dw, df, _), widths, x = gradients_like(x), x.summed(), x.laid_out()
@@ -154,20 +155,21 @@ def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, 
     # The kernel writes the sums of every stretch and torch adds these up, so that there are no atomics.
     sums = dz.new_empty(stretches, sum(widths), dtype=torch.float32)
     if tokens:
-        gradients_kernel[(stretches * x.heads,)](
+        kernel = _prepared("gradients_kernel", *x.sizes())
+        kernel(
+            (stretches * x.heads,),
             *(y if y is None else y.contiguous() for y in (dq, dk, da, du, dg)),
             *(*x[:9], dz, db, dw, df, *sums.split(widths, 1), *x.strides(), sum(widths), tokens, x.qkv.shape[1]),
-            **_constants(x),
-            BT=STRETCH,
-            num_warps=WARPS,
         )
     return *window_gradients(dz, x.qkv, x.taps), db, dw, df, sums.sum(0)
 
 
-def _constants(x: Inputs) -> dict[str, Any]:
-    H, K, V = x.heads, x.width, x.value_width
-    sizes = {"H": H, "K": K, "V": V, "W": x.taps.shape[0], "BK": power_of_two(K), "BV": power_of_two(V)}
-    return sizes | rule_constants(RULES[x.rule]) | FUSED
+@lru_cache
+def _prepared(name: str, row: Rule, H: int, K: int, V: int, W: int, **more: bool) -> Prepared:
+    from . import kernels
+
+    sizes = {"H": H, "K": K, "V": V, "W": W, "BT": STRETCH, "BK": power_of_two(K), "BV": power_of_two(V)}
+    return Prepared(getattr(kernels, name), **sizes, **rule_constants(row), **more, **FUSED, num_warps=WARPS)
 
 
 def rule_constants(row: Rule) -> dict[str, Any]:

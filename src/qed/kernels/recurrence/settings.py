@@ -1,8 +1,11 @@
 """Launch settings of the recurrence's kernels. Nothing is searched at run time: the first call compiles and runs.
 
-A setting depends on the kernel, the size of a number and the widths of keys and values. The number of states changes
-only how many columns of V a program has, and each column's sums stay the same. So results do not depend on what else is
-in a batch, except for few long sequences, which are cut into segments.
+A setting depends on the kernel, the size of a number, the widths of keys and values, and the GPU. The number of states
+changes only how many columns of V a program has, and each column's sums stay the same. So results do not depend on what
+else is in a batch, except for few long sequences, which are cut into segments.
+
+The settings were measured on Hopper. Other GPUs get the same ones, with fewer stages where their shared memory is
+small; this is the untested default, and `qed doctor` says where it is in use.
 
 One setting must not be tried again with Triton 3.6 on Hopper: `chunk_gradients` with tiles 32 wide on 4 warps is
 faster, but wrong in some runs (gradients off by a factor of thirty, or an illegal access). Every setting here passes
@@ -12,30 +15,53 @@ the tests there.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from ..launching import power_of_two
 
 CHUNK = 64
-SHARED = {
-    80: 163,
-    86: 99,
-    87: 163,
-    89: 99,
-    90: 227,
-    100: 227,
-    103: 227,
-    120: 99,
-}  # KiB of shared memory that a program may have, by architecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What is known of GPUs with one compute capability."""
+
+    shared: int  # KiB of shared memory that a program may have
+    measured: bool = False  # whether the settings were measured there
+
+
+HOPPER = 90
+ARCHITECTURES = {
+    80: Architecture(shared=163),
+    86: Architecture(shared=99),
+    87: Architecture(shared=163),
+    89: Architecture(shared=99),
+    HOPPER: Architecture(shared=227, measured=True),
+    100: Architecture(shared=227),
+    103: Architecture(shared=227),
+    120: Architecture(shared=99),
+}
+UNTESTED = Architecture(shared=99)  # the default for every other one
 # Settings for other GPUs: one file for each architecture, such as sm_100.json, as `qed bench --tune` writes it.
 TUNED = Path(__file__).parent / "tuned"
 Settings = dict[str, dict[str, int]]  # changes by kernel
+Function = TypeVar("Function", bound=Callable[..., object])
 _in_use: Settings | None = None  # what `use_settings` was given
-SLOTS = 132  # multiprocessors of a large GPU: how many programs that carry a state run at once
+_depending: list[Callable[[], None]] = []  # what forgets results that depend on that
+MULTIPROCESSORS = 132  # of the GPU that the settings were measured on
+
+
+def kept_by_settings(function: Function) -> Function:
+    """Return `function` with its results kept until other settings are chosen."""
+    kept = lru_cache(maxsize=1024)(function)
+    _depending.append(kept.cache_clear)
+    return wraps(function)(kept)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +81,33 @@ def product_tile(width: int) -> int:
 
 @lru_cache
 def architecture(device: torch.device) -> int:
-    """Return the compute capability as one number, such as 90. Triton's interpreter gets 90 too, the architecture that
-    the settings were measured on."""
+    """Return the compute capability as one number, such as 90. Triton's interpreter gets that of the GPU that the
+    settings were measured on."""
     if device.type != "cuda":
-        return 90
+        return HOPPER
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
 
 @lru_cache
-def config(kernel: str, bytes_each: int, K: int, V: int, lanes: int = 0, architecture: int = 90) -> Config:
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a device has: so many programs that carry a state run at once. Triton's
+    interpreter gets as many as the GPU has that the settings were measured on."""
+    if device.type != "cuda":
+        return MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@kept_by_settings
+def config(
+    kernel: str,
+    bytes_each: int,
+    K: int,
+    V: int,
+    lanes: int = 0,
+    architecture: int = HOPPER,
+    multiprocessors: int = MULTIPROCESSORS,
+) -> Config:
     """Return the setting of one kernel.
 
     Args:
@@ -73,13 +116,29 @@ def config(kernel: str, bytes_each: int, K: int, V: int, lanes: int = 0, archite
         K, V: widths of keys and values.
         lanes: how many states there are.
         architecture: compute capability as one number.
+        multiprocessors: how many multiprocessors the GPU has.
     """
     K, V = product_tile(K), product_tile(V)
-    setting = _checked_in(kernel, bytes_each == 4, K, V, lanes, SHARED.get(architecture, min(SHARED.values())))
+    shared = ARCHITECTURES.get(architecture, UNTESTED).shared
+    setting = _checked_in(kernel, bytes_each == 4, K, V, 2 * lanes > multiprocessors, shared)
     return replace(setting, **_replacements(architecture).get(kernel, {}))
 
 
-def _checked_in(kernel: str, wide: bool, K: int, V: int, lanes: int, shared: int) -> Config:
+def origin(architecture: int) -> str:
+    """Return in words where the settings for GPUs of this compute capability come from."""
+    if _in_use is not None:
+        return "chosen with use_settings"
+    if (TUNED / f"sm_{architecture}.json").exists():
+        return f"tuned for this GPU (tuned/sm_{architecture}.json)"
+    if ARCHITECTURES.get(architecture, UNTESTED).measured:
+        return f"measured on GPUs with compute capability sm_{architecture}"
+    return (
+        f"not measured on this GPU (sm_{architecture}); those in use are the untested default, "
+        "and `qed bench --tune` searches for better ones"
+    )
+
+
+def _checked_in(kernel: str, wide: bool, K: int, V: int, many: bool, shared: int) -> Config:
     if kernel == "chunk_terms":
         return Config(BK=min(K, 32 if wide else 64), BV=0, num_warps=4, num_stages=1)
     if kernel == "chunk_terms, cut":  # it needs more registers
@@ -87,7 +146,7 @@ def _checked_in(kernel: str, wide: bool, K: int, V: int, lanes: int, shared: int
     if kernel in ("chunk_states", "state_gradients"):
         if wide or K > 128:  # two stages would need too much memory
             return Config(BK=K, BV=min(V, 16), num_warps=4, num_stages=1)
-        if V >= 128 and 2 * lanes > SLOTS:
+        if V >= 128 and many:
             return Config(BK=K, BV=128, num_warps=8, num_stages=2)
         return Config(BK=K, BV=min(V, 64), num_warps=4, num_stages=3 if shared > 200 else 2)
     if kernel == "segment_maps":
@@ -113,7 +172,8 @@ def use_settings(settings: Path | Settings | None) -> None:
     """
     global _in_use
     _in_use = read_settings(settings) if isinstance(settings, Path) else settings
-    config.cache_clear()
+    for forget in _depending:
+        forget()
 
 
 def read_settings(file: Path) -> Settings:

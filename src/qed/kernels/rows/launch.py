@@ -8,16 +8,33 @@ If torch.compile made the gradient, the program that writes its two halves side 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.registration import register
-from ..launching import FUSED, on_its_device, power_of_two
+from ..launching import FUSED, Prepared, on_its_device, power_of_two
 
 TILE, BLOCK = 4096, 1024  # how many numbers a program has: in whole rows, and in a stretch of them
 ACTIVATIONS = {None: 0, "silu": 1, "sigmoid": 2}
+
+
+@lru_cache
+def _norm(width: int, eps: float, activation: str | None) -> Prepared:
+    from .kernels import norm_kernel
+
+    BD = power_of_two(width)
+    tile = {"BR": max(1, TILE // BD), "BD": BD}
+    return Prepared(norm_kernel, WIDTH=width, EPS=eps, ACTIVATION=ACTIVATIONS[activation], **tile, **FUSED, num_warps=4)
+
+
+@lru_cache
+def _product(width: int, back: bool) -> Prepared:
+    from .kernels import product_kernel
+
+    return Prepared(product_kernel, WIDTH=width, BACK=back, BLOCK=BLOCK, **FUSED, num_warps=4)
 
 
 @on_its_device
@@ -33,20 +50,12 @@ def rms_norm(
         gate: like x, or None.
         activation: "silu" or "sigmoid", the function of the gate.
     """
-    width = x.shape[-1]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     flat, given = _matrix(x), None if gate is None else _matrix(gate)
-    BD = power_of_two(width)
-    BR = max(1, TILE // BD)
     if y.numel():
-        from . import kernels
-
-        kernels.norm_kernel[(-(-flat.shape[0] // BR),)](
-            *(flat, given, weight, y, flat.stride(0), 0 if given is None else given.stride(0), flat.shape[0]),
-            **{"WIDTH": width, "EPS": eps, "ACTIVATION": ACTIVATIONS[activation], "BR": BR, "BD": BD},
-            **FUSED,
-            num_warps=4,
-        )
+        norm, strides = _norm(x.shape[-1], eps, activation), (flat.stride(0), 0 if given is None else given.stride(0))
+        grid = (-(-flat.shape[0] // norm.constants["BR"]),)
+        norm(grid, flat, given, weight, y, *strides, flat.shape[0])
     return y
 
 
@@ -69,14 +78,7 @@ def silu_product_gradient(dy: Tensor, both: Tensor) -> Tensor:
 def _launch_product(both: Tensor, y: Tensor | None, dy: Tensor | None, d_both: Tensor | None) -> None:
     flat, width, numbers = _matrix(both), both.shape[-1] // 2, both.numel() // 2
     if numbers:
-        from . import kernels
-
-        kernels.product_kernel[(-(-numbers // BLOCK),)](
-            *(flat, y, dy, d_both, flat.stride(0), numbers),
-            **{"WIDTH": width, "BACK": dy is not None, "BLOCK": BLOCK},
-            **FUSED,
-            num_warps=4,
-        )
+        _product(width, dy is not None)((-(-numbers // BLOCK),), flat, y, dy, d_both, flat.stride(0), numbers)
 
 
 def _matrix(x: Tensor) -> Tensor:
