@@ -12,7 +12,7 @@ from qed.kernels.recurrence.memory import Layout, Segments, saved_like, scratch_
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("tokens", "K", "V"), [(70, 4, 5), (200, 60, 7), (1024, 64, 64), (2000, 12, 1)])
 def test_parts_fill_the_memory_and_are_aligned(tokens: int, K: int, V: int, dtype: torch.dtype, save: bool) -> None:
-    """Nothing overlaps, nothing is left over, and every part begins at a multiple of 16 bytes, which Triton looks at."""
+    """Nothing overlaps or is left over, and every part begins at a multiple of 16 bytes, which Triton looks at."""
     q, u = torch.empty(1, tokens, 3, K, dtype=dtype), torch.empty(1, tokens, 3, V, dtype=dtype)
     chunks, segments = -(-tokens // 64), Segments.of(q, None)
     layout = Layout.of(q, u, chunks, segments, save)
