@@ -8,7 +8,7 @@ A checkpoint of your own is `QEDForCausalLM.from_pretrained(folder)`; here a tin
 import tiny
 import torch
 
-from qed.model.decoding import Sampling, stream
+from qed import Sampling, stream
 
 tokenizer = tiny.make_tokenizer()
 model = tiny.trained_model(tokenizer)

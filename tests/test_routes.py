@@ -333,7 +333,7 @@ def test_explain_says_every_piece_of_every_mode() -> None:
         assert "not triton: it needs CUDA tensors, and these are on cpu" in text
     model.set_impl("reference")
     assert "not chunkwise: impl='reference' was asked for" in str(explain(model))
-    with pytest.raises(TypeError, match="expected nothing besides the model"):
+    with pytest.raises(TypeError, match="expected batch, tokens and options of `generate`, got impl"):
         explain(model, impl="reference")
 
 

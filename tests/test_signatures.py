@@ -23,6 +23,8 @@ PUBLIC = {
         "max_length_k=None seq_idx=None num_items_in_batch=None output_hidden_states=None output_attentions=None"
     ),
     qed.QEDForCausalLM.set_strength_scale: "self scale",
+    qed.stream: "model input_ids | max_new_tokens sampling=None attention_mask=None together=16",
+    qed.Sampling: "| temperature=0.0 top_k=0 top_p=1.0 min_p=0.0 repetition_penalty=1.0",
     Mixer.forward: f"self x state=None {DENSE} | residual=None inplace=False rewind=0 impl=None",
     Attention.forward: f"self x state=None {DENSE} | residual=None rewind=0",
     short_convolution: f"x weight state=None {DENSE} impl='auto'",

@@ -12,7 +12,7 @@ from .ops import erase_write, erase_write_step
 from .rules import RULES, qed_attention
 
 if TYPE_CHECKING:
-    from .model import QEDCache, QEDConfig, QEDForCausalLM, QEDModel
+    from .model import QEDCache, QEDConfig, QEDForCausalLM, QEDModel, Sampling, stream
 
 __version__ = "0.1.0"
 
@@ -22,11 +22,13 @@ __all__ = [
     "QEDConfig",
     "QEDForCausalLM",
     "QEDModel",
+    "Sampling",
     "__version__",
     "erase_write",
     "erase_write_step",
     "explain",
     "qed_attention",
+    "stream",
     "use_settings",
 ]
 
@@ -34,8 +36,8 @@ register()
 
 
 def __getattr__(name: str) -> Any:
-    """The model's classes, imported with transformers when they are first asked for."""
-    if name in ("QEDCache", "QEDConfig", "QEDForCausalLM", "QEDModel"):
+    """The model's classes and functions, imported with transformers when they are first asked for."""
+    if name in ("QEDCache", "QEDConfig", "QEDForCausalLM", "QEDModel", "Sampling", "stream"):
         from . import model
 
         return getattr(model, name)

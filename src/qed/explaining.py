@@ -27,7 +27,8 @@ def explain(
     Args:
         q: a model; or queries, and then the other arguments are those of `erase_write`.
         k, a, u, g: as in `erase_write`.
-        options: scale, initial_state, cu_seqlens and impl, as in `erase_write`.
+        options: scale, initial_state, cu_seqlens and impl, as in `erase_write`; of a model batch, tokens and the
+            options of `generate` to explain.
     """
     if isinstance(q, Tensor):
         if k is None or a is None or u is None:
@@ -35,6 +36,6 @@ def explain(
         return ops.explain(q, k, a, u, g, **options)
     from .model.explaining import explain_model
 
-    if options or any(x is not None for x in (k, a, u, g)):
-        raise TypeError("explain: expected nothing besides the model")
-    return explain_model(q)
+    if any(x is not None for x in (k, a, u, g)):
+        raise TypeError("explain: expected no tensors besides the model")
+    return explain_model(q, **options)

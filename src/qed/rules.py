@@ -172,7 +172,7 @@ class Rule:
         """
         offsets = None if cu_seqlens is None else cu_seqlens * self.substeps
         if there is not None:  # with k = 0 and g = 0, S_t = S_{t−1}
-            exists = there.repeat_interleave(self.substeps, 1)[..., None, None]
+            exists = there[..., None].expand(-1, -1, self.substeps).flatten(1)[..., None, None]
             g = None if operands.g is None else torch.where(exists, operands.g, 0)
             operands = operands._replace(k=torch.where(exists, operands.k, 0), g=g)
         o, state = erase_write(*operands, scale=scale, initial_state=initial_state, cu_seqlens=offsets, impl=impl)

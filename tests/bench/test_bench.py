@@ -102,7 +102,9 @@ def test_the_model_is_measured_behind_its_gate(tmp_path: Path, monkeypatch: pyte
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
-    assert set(report["generation_tokens_per_second"]["64"]) == {"qed, stream", "qed, model.generate"}
+    ways = {"qed, stream", "qed, model.generate", "qed, stream, sampled", "qed, model.generate, sampled"}
+    assert set(report["generation_tokens_per_second"]["64"]) == ways
+    assert set(report["first_token_ms"]["128"]) == {"qed", "qed, plain forward", "qed, a piece that continues"}
     assert set(report["prefill_tokens_per_second"]["1 x 512"]) == {"qed", "qed compiled", "qed, strong decay"}
     monkeypatch.setattr("qed.bench.model.LOGITS_BAR", -1.0)
     refused = CliRunner().invoke(app, command)

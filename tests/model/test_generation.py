@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from qed import RULES, QEDConfig, QEDForCausalLM
 from qed.cli import app
-from qed.model import decoding
-from qed.model.decoding import Decoder, Sampling, stream
+from qed.model import decoding, routes
+from qed.model.decoding import Decoder, stream
 from qed.model.fingerprint import fingerprint
+from qed.model.sampling import Sampling
 
 
 def make(**changes: object) -> QEDForCausalLM:
@@ -98,13 +99,12 @@ def test_a_cache_of_another_batch_is_refused() -> None:
         Decoder(model, 3).start(cache)
 
 
-def test_streams_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_side_by_side() -> None:
     """Of one model and one batch size, taken in turns, one given up on the way, and plain calls in between."""
-    monkeypatch.setattr(decoding, "STRIDE", 3)
     model, prompts = make(), [prompt(1, 6), prompt(1, 6) + 1, prompt(1, 4)]
 
     def started(n: int = 14) -> list[Iterator[torch.Tensor]]:
-        return [stream(model, x, max_new_tokens=n, sampling=Sampling()) for x in prompts]
+        return [stream(model, x, max_new_tokens=n, sampling=Sampling(), together=3) for x in prompts]
 
     alone = [torch.cat(list(x), 1) for x in started()]
     for turns in ([0, 1, 2] * 6, [0, 0, 1, 2, 1, 1, 0, 2, 2, 2, 1, 0, 0, 1, 2, 0]):
@@ -121,11 +121,10 @@ def test_streams_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.cat([prompt(1, 0), *other], 1), alone[1][:, 1:])
 
 
-def test_a_model_may_change_between_the_tokens_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "STRIDE", 1)
+def test_a_model_may_change_between_the_tokens_of_a_stream() -> None:
     model, x = make(theta_init=3.0), prompt(1, 6)
     found = []
-    for i, token in enumerate(stream(model, x, max_new_tokens=6)):
+    for i, token in enumerate(stream(model, x, max_new_tokens=6, together=1)):
         found.append(token)
         if i == 2:
             torch.nn.init.normal_(model.lm_head.weight, generator=torch.Generator().manual_seed(5))
@@ -266,21 +265,15 @@ def test_hooks_are_called_for_every_token() -> None:
     assert model.decoders.of(model, 1) is not None
 
 
-def decodes(model: QEDForCausalLM, input_ids: Any, cache: Any, use_cache: bool | None) -> Decoder | None:
-    """Takes a decoder for one token, as on a GPU."""
-    one = input_ids is not None and input_ids.shape[1] == 1 and cache is not None and cache.is_initialized
-    return model.decoders.of(model, input_ids.shape[0], cache) if one and use_cache is not False else None
-
-
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generate_looks_at_the_model_once(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its first step; and the next `generate`, on the same cache too, sees what has changed since."""
+    """Before its prompt; and the next `generate`, on the same cache too, sees what has changed since."""
     model, x, looks = make(), prompt(2, 9), []
     mask = torch.ones_like(x)
     mask[0, :4] = 0
     options = {"max_new_tokens": 6, "num_beams": beams, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     plain = model.generate(x, attention_mask=mask, **options)
-    monkeypatch.setattr(QEDForCausalLM, "_decoder", decodes)
+    monkeypatch.setattr(routes, "_pays", lambda device: True)  # as on a GPU
     monkeypatch.setattr(decoding, "fingerprint", lambda m: looks.append(1) or fingerprint(m))
     assert torch.equal(model.generate(x, attention_mask=mask, **options), plain)
     assert len(looks) == 1
@@ -295,11 +288,10 @@ def test_a_conversation_goes_on_with_a_changed_model(monkeypatch: pytest.MonkeyP
     """One token more in a cache that a decoder holds."""
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     found = []
-    for patch in (None, decodes):
+    for captured in (False, True):
         model, x = make(theta_init=3.0), prompt(1, 6)
         with monkeypatch.context() as here:
-            if patch is not None:
-                here.setattr(QEDForCausalLM, "_decoder", patch)
+            here.setattr(routes, "_pays", lambda device, captured=captured: captured)
             cache = model(x[:, :4], use_cache=True).past_key_values
             first = model.generate(x[:, :5], past_key_values=cache, **options)
             CHANGES["lambda_max"](model)
@@ -337,12 +329,12 @@ def test_a_new_strength_is_a_new_decoder() -> None:
 def test_sampling_draws_from_the_distribution() -> None:
     torch.manual_seed(0)
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    drawn = Sampling(temperature=0.5).choose(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
+    drawn = Sampling(temperature=0.5).chooser()(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
     assert torch.allclose(drawn, (logits / 0.5).softmax(0), atol=0.015)
-    drawn = Sampling(temperature=1.0, top_k=2).choose(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
+    drawn = Sampling(temperature=1.0, top_k=2).chooser()(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
     assert torch.allclose(drawn, torch.tensor([2.0, 1.0, -torch.inf, -torch.inf]).softmax(0), atol=0.015)
     nucleus = Sampling(temperature=1.0, top_p=0.7)  # softmax: 0.64, 0.24, …: the second one crosses
-    drawn = nucleus.choose(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
+    drawn = nucleus.chooser()(logits.expand(20_000, 4)).bincount(minlength=4) / 20_000
     assert torch.allclose(drawn, torch.tensor([2.0, 1.0, -torch.inf, -torch.inf]).softmax(0), atol=0.015)
 
 

@@ -12,9 +12,10 @@ from transformers import BitsAndBytesConfig, TorchAoConfig
 
 from qed import QEDCache, QEDConfig, QEDForCausalLM, explain
 from qed.model.base import weights_dtype
-from qed.model.decoding import Decoder, Sampling, stream
+from qed.model.decoding import Decoder, stream
 from qed.model.fingerprint import fingerprint
 from qed.model.matrices import converted, matrices
+from qed.model.sampling import Sampling
 from qed.testing import relative_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")]
@@ -40,14 +41,14 @@ def test_captured_decoding_gives_the_logits_of_a_plain_pass(rule: str, batch: in
         decoder.start(model(x[:, :70], use_cache=True).past_key_values)
         for t in range(70, 90):
             assert relative_error(decoder.step(x[:, t : t + 1]), truth[:, t]) < 1e-3, t
-    assert decoder.graphs
+    assert decoder.captured
 
 
 def test_generate_takes_the_captured_step_and_agrees_with_stream() -> None:
     model, x = make(), prompt(2, 20)
     options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     found = model.generate(x, attention_mask=torch.ones_like(x), **options)[:, 20:]
-    assert model.decoders.of(model, 2).graphs
+    assert model.decoders.of(model, 2).captured
     assert torch.equal(found, torch.cat(list(stream(model, x, max_new_tokens=24)), 1))
     uncached = model.generate(x, attention_mask=torch.ones_like(x), use_cache=False, **options)[:, 20:]
     assert (found == uncached).float().mean() > 0.9  # near ties may fall otherwise
@@ -103,16 +104,17 @@ def test_padding_is_inert() -> None:
 
 
 def test_generate_is_captured_with_padding_and_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own mask says nothing; only its first step looks whether the model has changed. Beams too."""
+    """Its own mask says nothing; it looks once whether the model has changed. Beams too, step by step."""
     model, x, looks, steps = make(), prompt(2, 20), [], []
     mask = torch.ones_like(x)
     mask[0, :7] = 0
-    step = Decoder.step
+    step, follow = Decoder.step, Decoder.follow
     monkeypatch.setattr("qed.model.decoding.fingerprint", lambda m: looks.append(1) or fingerprint(m))
     monkeypatch.setattr(Decoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
+    monkeypatch.setattr(Decoder, "follow", lambda *given: steps.append(given[-1]) or follow(*given))
     options = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     found = model.generate(x, max_new_tokens=12, **options)
-    assert (len(looks), len(steps)) == (1, 11)
+    assert (len(looks), sum(steps)) == (1, 11)
     assert torch.equal(found[1:, 20:], torch.cat(list(stream(model, x[1:], max_new_tokens=12)), 1))
     alone = torch.cat(list(stream(model, x[:1, 7:], max_new_tokens=12)), 1)
     assert (found[:1, 20:] == alone).float().mean() > 0.9  # near ties may fall otherwise
@@ -164,7 +166,8 @@ def test_a_changed_model_decodes_as_it_is_now(change: str) -> None:
     model, x = make(theta_init=1.0), prompt(1, 40)
     with torch.no_grad():
         cache = model(x[:, :20], use_cache=True).past_key_values
-        model(x[:, 20:21], past_key_values=cache)  # captured
+        for t in (20, 21, 22):  # as it is, captured, and replayed
+            model(x[:, t : t + 1], past_key_values=cache)
         CHANGES[change](model)
         cache = model(x[:, :30], use_cache=True).past_key_values
         found = torch.cat([model(x[:, t : t + 1], past_key_values=cache).logits for t in range(30, 40)], 1)
@@ -248,15 +251,19 @@ def test_a_cache_that_goes_back_is_not_captured() -> None:
 
 
 def check_decoding(model: Any, x: torch.Tensor, budget: float) -> torch.Tensor:
-    """The captured step's logits are those of a plain pass; the tokens that `generate` gives with it are returned."""
+    """The captured step's logits are those of a plain pass, and so are the tokens that `generate` gives with it, except
+    where the likeliest ones differ by less than the budget. These tokens are returned."""
     with torch.no_grad():
         cache = model(x[:, :20], use_cache=True).past_key_values
         found = torch.cat([model(x[:, t : t + 1], past_key_values=cache).logits for t in range(20, x.shape[1])], 1)
         assert relative_error(found, model(x).logits[:, 20:]) < budget
     options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    text = model.generate(input_ids=x, attention_mask=torch.ones_like(x), **options)[:, x.shape[1] :]
-    plain = model.generate(input_ids=x, attention_mask=torch.ones_like(x), use_cache=False, **options)[:, x.shape[1] :]
-    assert (text == plain).float().mean() > 0.9  # near ties may fall otherwise
+    whole = model.generate(input_ids=x, attention_mask=torch.ones_like(x), **options)
+    text = whole[:, x.shape[1] :]
+    with torch.no_grad():
+        logits = model(whole).logits[:, x.shape[1] - 1 : -1].float()
+    chosen = logits.gather(-1, text[..., None])[..., 0]
+    assert (chosen >= logits.amax(-1) - 4 * budget * logits.std(-1)).all()
     return text
 
 
@@ -275,12 +282,12 @@ def test_adapters_switched_between_generations_are_captured(batch: int, kind: st
     for name in ("default", "other", "default"):
         model.set_adapter(name)
         texts.append(check_decoding(model, x, 1e-3))
-        assert base.decoders.of(base, batch).graphs
+        assert base.decoders.of(base, batch).captured
     with model.disable_adapter():
         off = check_decoding(model, x, 1e-3)
     model.merge_adapter()
     merged = check_decoding(model, x, 1e-3)
-    assert base.decoders.of(base, batch).graphs
+    assert base.decoders.of(base, batch).captured
     assert torch.equal(texts[0], texts[2])
     assert not torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[0], off)
@@ -304,4 +311,4 @@ def test_a_quantised_model_decodes_as_it_reads(batch: int, quantiser: str, tmp_p
     model = QEDForCausalLM.from_pretrained(tmp_path, **options)
     assert len(converted(model)) == len(matrices(model)) - 1
     assert "quantised" in str(explain(model))
-    check_decoding(model, x, 5e-2)
+    check_decoding(model, x, 0.1)  # activations of 8 bits fall to one side or the other by a rounding of bfloat16

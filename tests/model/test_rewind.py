@@ -14,7 +14,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 from qed import RULES, QEDCache, QEDConfig, QEDForCausalLM
 from qed.layers import Mixer, Sequences
 from qed.model import generation
-from qed.model.decoding import Decoder, Sampling, continued
+from qed.model.decoding import Decoder, continued
+from qed.model.sampling import Sampling
 
 STACKS: dict[str, dict[str, Any]] = {rule: {"rule": rule} for rule in RULES}
 STACKS |= {"sliding": {"layer_types": ["qed", "sliding_attention"], "sliding_window": 4}}

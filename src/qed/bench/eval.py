@@ -23,7 +23,7 @@ from ..eval.tasks import niah
 from ..model.causal_lm import QEDForCausalLM
 from ..model.config import QEDConfig
 from .measuring import Bench, Report, seconds
-from .model import fla_model, generate_greedily
+from .model import fla_model, generate
 
 TASK = "niah_single_1"
 FLA_PROMPTS, FLA_TOKENS = 2, 16  # of each length; the rest of 128 tokens is extrapolated
@@ -75,7 +75,7 @@ def _seconds_of_a_prompt(model: Any, prompts: list[list[int]], device: str) -> f
     """Return the seconds of one prompt with 128 new tokens, from a few prompts with fewer."""
 
     def took(ids: list[int], new: int) -> float:
-        return seconds(device, partial(generate_greedily, model, torch.tensor([ids], device=device), new))
+        return seconds(device, partial(generate, model, torch.tensor([ids], device=device), new))
 
     took(prompts[0], 2)  # compiles
     estimates = []

@@ -25,7 +25,8 @@ from torch import Tensor
 from ..files import write_bytes, write_text
 from ..model.causal_lm import QEDForCausalLM
 from ..model.config import QEDConfig
-from ..model.decoding import Decoder, Sampling
+from ..model.decoding import Decoder
+from ..model.sampling import Chooser
 from ..testing import relative_error
 from ..train.step import TrainingStep
 from . import model as inference
@@ -190,11 +191,9 @@ def _decoding_step(bench: Bench, model: str, made: Any, cache: Any) -> Callable[
     """Return one token of decoding after the tokens of a cache."""
     if model == "softmax":
         return captured(SoftmaxStep(made, cache), bench.device)
-    if model == "qed":
-        decoder = Decoder(made, 1)
-        decoder.start(cache)
-        return partial(decoder.advance, Sampling())
     token = torch.full((1, 1), 3, device=bench.device)
+    if model == "qed":
+        return partial(Decoder(made, 1).follow, cache, token, Chooser(), 1)
     return partial(made, input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
 

@@ -7,6 +7,7 @@ Its caches lie at fixed addresses and are full but for the new token, and the st
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..layers.attention import Attention
 from ..model.cache import QEDCache
 from ..model.causal_lm import QEDForCausalLM
-from ..model.decoding import WARM_UP
+from ..model.replaying import Replayed
 
 
 class SoftmaxStep:
@@ -58,16 +59,5 @@ class SoftmaxStep:
 
 
 def captured(step: Callable[[], None], device: str) -> Callable[[], None]:
-    """Return the same step as one CUDA graph; elsewhere the step itself."""
-    if not device.startswith("cuda"):
-        return step
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    """Return the same step as one CUDA graph, from its second run on; elsewhere the step itself."""
+    return partial(Replayed(torch.device(device)), step)

@@ -105,7 +105,7 @@ def _ops(
 def _model(
     out: Out = None, against: Against = "", size: Size = "paper", device: Device = "auto", rounds: Rounds = 5
 ) -> None:
-    """Time prefill and generation of the whole model."""
+    """Time prefill, the first token and generation of the whole model."""
     from ..bench import model
     from ..bench.measuring import GateError
     from ..model.config import SIZES, QEDConfig

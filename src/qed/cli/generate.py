@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 
 from ..model.base import weights_dtype
-from ..model.decoding import Sampling, stream
+from ..model.decoding import stream
 from ..model.loading import load
+from ..model.sampling import Sampling
 
 
 def write(

@@ -10,7 +10,8 @@ import torch
 
 from ..model.cache import QEDCache
 from ..model.causal_lm import QEDForCausalLM
-from ..model.decoding import Sampling, continued
+from ..model.decoding import continued
+from ..model.sampling import Sampling
 
 PIECE_TOKENS = 65_536  # tokens of all prompts together that the model reads at once
 

@@ -189,14 +189,18 @@ def _operands_compiled(
 
 @cache
 def _compiled_rule(rule: str) -> Any:
-    """Each rule has a compiled function of its own: torch keeps eight programs for one function, and a rule needs a
-    few, by shapes."""
+    """The rule's own function, compiled."""
 
     def operands(mixer: Mixer, convolved: Tensor, gates: Gates) -> Operands:
         return mixer.operands_of_convolved(convolved, gates)
 
-    own = FunctionType(operands.__code__.replace(), operands.__globals__, operands.__name__, None, operands.__closure__)
-    return torch.compile(own)
+    return torch.compile(_copied(operands))
+
+
+def _copied(function: Any) -> Any:
+    """A copy of a function for one rule. torch keeps eight programs for one code, and a rule needs a few, by shapes."""
+    code = function.__code__.replace()
+    return FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
 
 
 OPERANDS = Piece(
@@ -318,13 +322,13 @@ def block_in_torch(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Te
 
 
 @cache
-def _compiled_block() -> Any:
-    """All layers share one program."""
-    return torch.compile(block_in_torch, fullgraph=True)
+def _compiled_block(rule: str) -> Any:
+    """All layers of a rule share one program."""
+    return torch.compile(_copied(block_in_torch), fullgraph=True)
 
 
-def _block_compiled(*arguments: Any) -> Tensor:
-    y: Tensor = _compiled_block()(*arguments)
+def _block_compiled(block: Any, *states: Any) -> Tensor:
+    y: Tensor = _compiled_block(block.mixer.rule)(block, *states)
     return y
 
 

@@ -45,8 +45,9 @@ class QEDCache(Cache):
         self.removable = 0  # how many columns `crop` can remove now …
         self.there: Tensor | None = None  # … and which of them exist, [B, removable] bool; None if all do
         self.decoder: Decoder | None = None  # the decoder in whose memory the states are, if they are in one's
-        self.generating = False  # whether the next call is a later step of a running `generate` …
-        self.checked: Decoder | None = None  # … and the decoder that its first step has checked
+        self.generating = False  # whether the next call is one of a running `generate` …
+        self.checked: Decoder | None = None  # … and the decoder of the model that it has checked
+        self.given = False  # whether the caller of a running `generate` has this cache too
 
     def attach(self, decoder: Decoder) -> None:
         """Make the states of a decoder the states of this cache. They change with every step of the decoder."""

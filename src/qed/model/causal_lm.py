@@ -13,12 +13,14 @@ from transformers.utils import can_return_tuple
 
 from ..layers import Attention, Mixer, QEDBlock, RMSNorm, Sequences
 from ..layers.sequences import DENSE
+from ..routes import AUTO, REFERENCE, Call
 from .arguments import offsets, refuse_unknown, wants_hidden_states
 from .base import QEDPreTrainedModel
 from .cache import QEDCache, check_cache
 from .config import QEDConfig
-from .decoding import Decoder, Decoders
+from .decoding import Decoders
 from .generation import QEDGenerationMixin
+from .routes import PROMPT, Asked
 
 
 def make_block(config: QEDConfig, layer: int) -> QEDBlock:
@@ -105,9 +107,7 @@ class QEDModel(QEDPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids, inputs_embeds: expected exactly one of them")
         # A copy: layers may write over the residual stream.
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds.clone()
-        if torch.is_autocast_enabled(x.device.type):  # the residual stream is in low precision too
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        x = _in_its_precision(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds.clone())
         packed = offsets(
             *x.shape[:2],
             cu_seqlens=cu_seqlens,
@@ -125,6 +125,17 @@ class QEDModel(QEDPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = QEDCache()
         return self._run(sequences.align(x), sequences, past_key_values, use_cache, wanted)
+
+    def read_aligned(self, input_ids: Tensor, sequences: Sequences, cache: QEDCache) -> Tensor:
+        """Return the last hidden states of an aligned batch, and leave the states after it in the cache. This is
+        `forward` without all that looks at its arguments, so that it can be captured.
+
+        Args:
+            input_ids: tokens [B, T], those that exist at the start of each row.
+            sequences: how many exist.
+            cache: the states to start from, of all layers; replaced.
+        """
+        return self._run(_in_its_precision(self.embed_tokens(input_ids)), sequences, cache, True, False)[0]
 
     def _run(
         self, x: Tensor, sequences: Sequences, cache: QEDCache | None, use_cache: bool, hidden_states: bool
@@ -157,13 +168,22 @@ class QEDModel(QEDPreTrainedModel):
         check_cache(cache)
         if packed is not None:
             return Sequences(cu_seqlens=packed)
-        if mask is None:
-            return DENSE
-        before = 0 if cache is None else cache.tokens
-        if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
-            expected = f"[{x.shape[0]}, {before + x.shape[1]}]"
-            raise ValueError(f"attention_mask: expected shape {expected}, got {list(mask.shape)}")
-        return Sequences.from_mask(mask[:, -x.shape[1] :])
+        return DENSE if mask is None else Sequences.from_mask(_mask_of(x, mask, cache))
+
+
+def _in_its_precision(x: Tensor) -> Tensor:
+    """Return the residual stream in the precision of its layers: with autocast it is in low precision too."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def _mask_of(x: Tensor, mask: Tensor, cache: QEDCache | None) -> Tensor:
+    """Return the part of a mask that is about x [B, T, …], which may come with the tokens before them."""
+    before = 0 if cache is None else cache.tokens
+    if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
+        expected = f"[{x.shape[0]}, {before + x.shape[1]}]"
+        raise ValueError(f"attention_mask: expected shape {expected}, got {list(mask.shape)}")
+    return mask[:, mask.shape[1] - x.shape[1] :]
 
 
 class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
@@ -229,18 +249,22 @@ class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
         if unknown:
             refuse_unknown(QEDForCausalLM.forward, unknown)
         hidden_states = wants_hidden_states(self.config, output_hidden_states, output_attentions)
-        said: dict[str, Any] = {"cu_seqlens": cu_seqlens, "seq_idx": seq_idx}
-        said |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
-        if not hidden_states and all(x is None for x in (attention_mask, labels, *said.values())):
-            decoder = self._decoder(input_ids, past_key_values, use_cache)
-            if decoder is not None:
-                return self._decoded(decoder, input_ids, past_key_values)
         if isinstance(past_key_values, QEDCache) and isinstance(logits_to_keep, int):
             past_key_values.expect(logits_to_keep - 1)
         given = input_ids if inputs_embeds is None else inputs_embeds
         continues = attention_mask is not None or past_key_values is not None
-        said |= {"position_ids": position_ids, "max_length_q": max_length_q, "max_length_k": max_length_k}
+        said: dict[str, Any] = {"cu_seqlens": cu_seqlens, "seq_idx": seq_idx, "position_ids": position_ids}
+        said |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+        said |= {"max_length_q": max_length_q, "max_length_k": max_length_k}
         packed = None if given is None else offsets(*given.shape[:2], **said, continues=continues)
+        if input_ids is not None and not torch.compiler.is_compiling():
+            plain = {"hidden states of all layers": hidden_states, "a loss": labels is not None}
+            plain |= {"packed sequences": packed is not None, "embeddings as inputs": inputs_embeds is not None}
+            last = isinstance(logits_to_keep, int) and 1 in (logits_to_keep, input_ids.shape[1])
+            plain |= {"logits of other positions than the last": not last}
+            captured = self._captured(input_ids, attention_mask, past_key_values, use_cache, plain)
+            if captured is not None:
+                return captured
         found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -273,27 +297,27 @@ class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
             loss=loss, logits=logits, past_key_values=found.past_key_values, hidden_states=found.hidden_states
         )
 
-    def _decoder(self, input_ids: Any, cache: Any, use_cache: bool | None) -> Decoder | None:
-        """Where this is one token of a generation on a GPU, what does it faster: a captured step."""
-        decodes = (
-            input_ids is not None
-            and input_ids.is_cuda
-            and input_ids.shape[1] == 1
-            and isinstance(cache, QEDCache)
-            and cache.is_initialized
-            and not cache.rewind
-            and use_cache is not False
-            and not self.training
-            and not torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
-            and not torch.cuda.is_current_stream_capturing()
-        )
-        return self.decoders.of(self, input_ids.shape[0], cache) if decodes else None
-
-    def _decoded(self, decoder: Decoder, tokens: Any, cache: Any) -> CausalLMOutputWithPast:
-        decoder.start(cache)
-        cache.tokens += 1
-        return CausalLMOutputWithPast(logits=decoder.step(tokens)[:, None].clone(), past_key_values=cache)
+    def _captured(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None,
+        cache: QEDCache | None,
+        use_cache: bool | None,
+        plain: dict[str, bool],
+    ) -> CausalLMOutputWithPast | None:
+        """Read a prompt or a token as the captured route does; None where it is not taken. `plain` says what only the
+        plain forward has, and whether it is asked for."""
+        check_cache(cache)
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        only_plain = tuple(words for words, wanted in plain.items() if wanted)
+        options: dict[str, Any] = {"keeps_cache": use_cache, "masked": mask is not None, "only_plain": only_plain}
+        asked = Asked(model=self, batch=tokens.shape[0], cache=cache, **options)
+        route = PROMPT.pick(AUTO, Call.of(tokens, *tokens.shape), asked)
+        if route.name == REFERENCE:
+            return None
+        cache = QEDCache() if cache is None else cache
+        logits = route.run(asked, cache, tokens, None if mask is None else _mask_of(tokens, mask, cache))
+        return CausalLMOutputWithPast(logits=logits[:, None].clone(), past_key_values=cache)
 
 
 def causal_loss(

@@ -1,68 +1,44 @@
-"""Fast decoding: the model runs one token at a time with its states written in place, on a GPU as one CUDA graph per
-token.
+"""Fast inference: the model reads a prompt, and then one token at a time, with its states written in place, on a GPU as
+one CUDA graph per prompt and per token.
 
 A token of a 340M model takes a hundred small kernels and more, and launching them from Python takes longer than running
-them. So a whole step, from a token to the next one, is captured once and then replayed. The table `layers.routes.BLOCK`
-says which route a block takes. Only recurrent layers have states of fixed size, so models with softmax layers are
-decoded without all this.
+them; so it does for a prompt of a few thousand tokens. So a whole step, from a token to the next one, is captured once
+and then replayed, and so is a prompt. The table `layers.routes.BLOCK` says which route a block takes for one token.
+Only recurrent layers have states of fixed size, so models with softmax layers are run without all this.
+
+A graph has one shape. So a prompt is captured for a few lengths (`LENGTHS`), and a shorter one is padded at its end:
+it is an aligned batch (`layers/sequences.py`), whose padding leaves states as they are. Where the prompts of a batch
+were padded by the caller, their tokens move to the front first. (Packed sequences would need no padding, but the
+kernels run each of them chunk after chunk. A prompt that has its own row is cut into segments that run in parallel.)
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..layers import Mixer, MixerState, RMSNorm
+from ..layers import Mixer, MixerState, RMSNorm, Sequences
 from ..layers.obstacles import plain_linear_obstacle
 from ..layers.routes import BLOCK, normed_projection
 from ..routes import Call
+from .cache import QEDCache
 from .fingerprint import fingerprint
+from .replaying import Replayed
+from .sampling import Chooser, Sampling, seen_tokens
 
 if TYPE_CHECKING:
-    from .cache import QEDCache
     from .causal_lm import QEDForCausalLM
 
-WARM_UP = 3  # runs before a capture, in which kernels are compiled and memory is allocated
 STRIDE = 16  # tokens that are yielded together: whoever looks at them waits for the GPU
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How the next token is chosen. With temperature 0 it is the likeliest. top_k and top_p restrict the choice to so
-    many tokens, or to so much probability."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature: expected 0 or more, got {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k: expected 0 (all) or more, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: expected more than 0 and at most 1, got {self.top_p}")
-
-    def choose(self, logits: Tensor) -> Tensor:
-        """Return tokens [B], chosen by logits [B, vocabulary]. The host does not wait for the device."""
-        if self.temperature == 0:
-            return logits.argmax(-1)
-        logits = logits.float() / self.temperature
-        if self.top_k:
-            least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        if self.top_p < 1:
-            ordered, index = logits.sort(descending=True)
-            probability = ordered.softmax(-1)
-            beyond = probability.cumsum(-1) - probability >= self.top_p
-            logits = logits.masked_fill(beyond.scatter(-1, index, beyond), -torch.inf)
-        # The largest of logits plus Gumbel noise is a draw from their softmax.
-        return (logits - torch.empty_like(logits).exponential_().log()).argmax(-1)
+# Tokens to which prompts are padded at their end: at most half as many again, or a chunk of the recurrence.
+LENGTHS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+MOST_TOKENS = 8192  # of all rows together: more keep a GPU busy for longer than Python needs to launch them
+MOST_STEPS = 8  # captured steps of one decoder that are kept: each way to choose tokens has one
 
 
 def recurrent_mixers(model: QEDForCausalLM) -> list[Mixer]:
@@ -70,20 +46,42 @@ def recurrent_mixers(model: QEDForCausalLM) -> list[Mixer]:
     return [block.mixer for block in model.model.layers if isinstance(block.mixer, Mixer)]
 
 
-class Decoder:
-    """States of `batch` sequences at fixed addresses, and a step from tokens to logits or to the next tokens."""
+def padded_length(batch: int, tokens: int) -> int | None:
+    """Return to how many tokens prompts are padded, or None where they are too long or too many to be captured."""
+    length = next((x for x in LENGTHS if x >= tokens), None)
+    return None if length is None or batch * length > MOST_TOKENS else length
 
-    def __init__(self, model: QEDForCausalLM, batch: int):
+
+class Decoder:
+    """States of `batch` sequences at fixed addresses; what reads prompts into them, and a step from tokens to logits or
+    to the next tokens."""
+
+    def __init__(self, model: QEDForCausalLM, batch: int, pool: torch.cuda._POOL_HANDLE | None = None):
+        """
+        Args:
+            model: the model, of recurrent layers alone.
+            batch: how many sequences.
+            pool: memory that the graphs of several decoders share.
+        """
         if len(recurrent_mixers(model)) != len(model.model.layers):
             raise ValueError("a softmax layer's state grows: expected a model of recurrent layers alone")
         self._model = weakref.ref(model)
         # The embedding's, which are those of the residual stream: a quantised matrix is of whole numbers.
         self.device, dtype = model.device, model.model.embed_tokens.weight.dtype
-        self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
-        self.logits = torch.zeros(batch, model.config.vocab_size, dtype=dtype, device=self.device)
-        self.states = [_empty_state(mixer, batch, dtype, self.device) for mixer in recurrent_mixers(model)]
+        kind = self.device.type
+        of_logits = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+        with torch.inference_mode(False):  # memory born in inference mode could not be written outside of it
+            self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+            self.logits = torch.zeros(batch, model.config.vocab_size, dtype=of_logits, device=self.device)
+            self.seen = seen_tokens(self.tokens, model.config.vocab_size)
+            self.lengths = torch.zeros(batch, dtype=torch.long, device=self.device)
+            self.states = [_empty_state(mixer, batch, dtype, self.device) for mixer in recurrent_mixers(model)]
         self.owner: weakref.ref[QEDCache] | None = None
-        self.graphs: dict[Sampling | None, torch.cuda.CUDAGraph] = {}
+        self.steps: dict[Hashable, Replayed] = {}
+        self.prompts: dict[
+            int, tuple[Tensor, Replayed]
+        ] = {}  # by length: where tokens are written, and what reads them
+        self._pool = pool
         call = Call(self.device, dtype, batch=batch, state=True)
         blocks: list[Any] = list(model.model.layers)
         self.routes = [BLOCK.pick(block.impl, call, block) for block in blocks]
@@ -95,9 +93,20 @@ class Decoder:
         """Return whether this is a decoder of this model for so many sequences."""
         return self._model() is model and self.tokens.shape[0] == batch
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the states, which a step and a prompt write over."""
+        return [x for state in self.states for x in state]
+
+    @property
+    def captured(self) -> list[Hashable]:
+        """What has been captured so far: the keys of steps and the lengths of prompts."""
+        prompts = {length: replayed for length, (_, replayed) in self.prompts.items()}
+        return [key for key, x in (*self.steps.items(), *prompts.items()) if x.graph is not None]
+
     def start(self, cache: QEDCache) -> None:
-        """Continue from the states of a cache. From then on they are in this decoder's memory, and change with every
-        step."""
+        """Continue from the states of a cache, or from the beginning if it is empty. From then on they are in this
+        decoder's memory, and change with every step."""
         if cache.rewind:
             raise ValueError(
                 f"past_key_values: a captured step keeps nothing to go back to; expected QEDCache(), got {cache!r}"
@@ -105,15 +114,59 @@ class Decoder:
         before = None if self.owner is None else self.owner()
         if before is cache and cache.decoder is self:
             return
-        if cache.batch_size != self.tokens.shape[0]:
+        given = cache.is_initialized
+        if given and cache.batch_size != self.tokens.shape[0]:
             raise ValueError(f"past_key_values: expected {self.tokens.shape[0]} sequences, got {cache.batch_size}")
         if before is not None and before.decoder is self:
             before.detach()
-        for i, mine in enumerate(self.states):
-            for x, y in zip(mine, cache.get(i), strict=True):
-                x.copy_(y)
+        with torch.no_grad():
+            if given:
+                torch._foreach_copy_(self.tensors, [x for i in range(len(self.states)) for x in cache.get(i)])
+            else:
+                torch._foreach_zero_(self.tensors)
         self.owner = weakref.ref(cache)
         cache.attach(self)
+
+    @torch.no_grad()
+    def read(self, cache: QEDCache, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Read tokens into a cache; return the logits [B, vocabulary] after the last one of every row, in memory that
+        the next step or prompt overwrites.
+
+        Args:
+            cache: where the tokens continue; it may be empty.
+            tokens: [B, T].
+            mask: [B, T], 1 at tokens that exist, wherever they stand; None if all do.
+        """
+        length = padded_length(*tokens.shape)
+        assert length is not None
+        self.start(cache)
+        if length not in self.prompts:
+            with torch.inference_mode(False):
+                written = torch.zeros(tokens.shape[0], length, dtype=torch.long, device=self.device)
+            self.prompts[length] = (written, Replayed(self.device, self._pool))
+        written, replayed = self.prompts[length]
+        if mask is None:
+            self.lengths.fill_(tokens.shape[1])
+        else:
+            sequences = Sequences.from_mask(mask)
+            tokens = sequences.align(tokens)
+            assert sequences.lengths is not None
+            self.lengths.copy_(sequences.lengths)
+        written.zero_()
+        written[:, : tokens.shape[1]].copy_(tokens)
+        replayed(partial(self._read, written))
+        cache.tokens += tokens.shape[1]
+        return self.logits
+
+    def _read(self, tokens: Tensor) -> None:
+        model = self._model()
+        assert model is not None
+        cache = QEDCache()
+        cache.states = dict(enumerate(self.states))
+        hidden = model.model.read_aligned(tokens, Sequences(lengths=self.lengths), cache)
+        last = (self.lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        self.logits.copy_(model.lm_head(hidden.gather(1, last))[:, 0])
+        torch._foreach_copy_(self.tensors, [x for i in range(len(self.states)) for x in cache.get(i)])
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
@@ -123,20 +176,35 @@ class Decoder:
         return self.logits
 
     @torch.no_grad()
-    def advance(self, sampling: Sampling) -> None:
-        """Replace `self.tokens` by the next tokens, in place."""
-        self._run(sampling)
+    def follow(self, cache: QEDCache, text: Tensor, chooser: Chooser, count: int) -> Tensor:
+        """Return the next tokens after a text, [B, count].
 
-    def _run(self, sampling: Sampling | None) -> None:
-        if self.device.type != "cuda":
-            self._step(sampling)
-            return
-        with torch.cuda.device(self.device):
-            if sampling not in self.graphs:
-                self.graphs[sampling] = self._capture(sampling)
-            self.graphs[sampling].replay()
+        Args:
+            cache: the states after all tokens of the text but the last.
+            text: the tokens so far [B, T]. Only the last of them is read, and a repetition penalty counts all.
+            chooser: how tokens are chosen.
+            count: how many.
+        """
+        self.start(cache)
+        self.tokens.copy_(text[:, -1:])
+        if chooser.counts:
+            seen_tokens(text, self.logits.shape[1], self.seen)
+        found = text.new_empty(text.shape[0], count)
+        for i in range(count):
+            self._run(chooser.at(text.shape[1] + i))
+            found[:, i : i + 1].copy_(self.tokens)
+        cache.tokens += count
+        return found
 
-    def _step(self, sampling: Sampling | None) -> None:
+    def _run(self, chooser: Chooser | None) -> None:
+        key = None if chooser is None else chooser.key
+        if key not in self.steps:
+            if len(self.steps) == MOST_STEPS:
+                del self.steps[next(iter(self.steps))]  # the oldest
+            self.steps[key] = Replayed(self.device, self._pool)
+        self.steps[key](partial(self._step, chooser))
+
+    def _step(self, chooser: Chooser | None) -> None:
         model = self._model()
         assert model is not None
         x = model.model.embed_tokens(self.tokens[:, 0])
@@ -146,24 +214,10 @@ class Decoder:
             self.logits.copy_(normed_projection(model.lm_head, x, model.model.norm))
         else:
             self.logits.copy_(model.lm_head(model.model.norm(x)))
-        if sampling is not None:
-            self.tokens.copy_(sampling.choose(self.logits)[:, None])
-
-    def _capture(self, sampling: Sampling | None) -> torch.cuda.CUDAGraph:
-        """Return a captured step. The runs before the capture change tokens and states, which are then restored."""
-        kept = [self.tokens.clone(), *(x.clone() for state in self.states for x in state)]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self._step(sampling)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step(sampling)
-        for x, y in zip([self.tokens, *(x for state in self.states for x in state)], kept, strict=True):
-            x.copy_(y)
-        return graph
+        if chooser is not None:
+            self.tokens.copy_(chooser(self.logits, self.seen)[:, None])
+            if chooser.counts:
+                self.seen.scatter_(1, self.tokens, True)
 
 
 def _empty_state(mixer: Mixer, batch: int, dtype: torch.dtype, device: torch.device) -> MixerState:
@@ -175,7 +229,7 @@ def _empty_state(mixer: Mixer, batch: int, dtype: torch.dtype, device: torch.dev
 
 
 class Decoders:
-    """The decoders of one model, by batch size. They are made anew when anything that their steps captured has changed.
+    """The decoders of one model, by batch size. They are made anew when anything that they captured has changed.
 
     Copies of a model start without any, because a graph holds the addresses of the tensors it was captured with.
     """
@@ -183,6 +237,7 @@ class Decoders:
     def __init__(self) -> None:
         self._fingerprint: Any = None
         self._by_batch: dict[int, Decoder] = {}
+        self._pool: Any = None
 
     def __deepcopy__(self, _: Any) -> Decoders:
         return Decoders()
@@ -190,16 +245,16 @@ class Decoders:
     def __reduce__(self) -> tuple[type[Decoders], tuple[()]]:
         return Decoders, ()
 
-    def of(self, model: QEDForCausalLM, batch: int, cache: QEDCache | None = None) -> Decoder | None:
-        """Return the decoder of `batch` sequences; None where no captured step would be right.
+    def look(self, model: QEDForCausalLM, batch: int, cache: QEDCache | None = None) -> Decoder | str:
+        """Return the decoder of `batch` sequences; or, where nothing captured would be right, why not.
 
-        The check that nothing has changed looks at every module, so one `generate` does it only at its first step. What
-        a callback changes in the model while `generate` runs takes effect from the next call on.
+        The check that nothing has changed looks at every module, so one `generate` does it only once. What a callback
+        changes in the model while `generate` runs takes effect from the next call on.
 
         Args:
             model: the model whose decoders these are.
             batch: how many sequences it decodes at once.
-            cache: the cache of a running `generate`, which remembers that its first step has checked the model.
+            cache: the cache of a running `generate`, which remembers that the model was checked.
         """
         if cache is not None and cache.generating:
             cache.generating = False
@@ -208,13 +263,23 @@ class Decoders:
         now = fingerprint(model)
         if now != self._fingerprint:
             self._fingerprint, self._by_batch = now, {}
+            self._pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
         if isinstance(now, str):
-            return None
+            return now
         if batch not in self._by_batch:
-            self._by_batch[batch] = Decoder(model, batch)
+            self._by_batch[batch] = Decoder(model, batch, self._pool)
         if cache is not None:
             cache.checked = self._by_batch[batch]
         return self._by_batch[batch]
+
+    def of(self, model: QEDForCausalLM, batch: int, cache: QEDCache | None = None) -> Decoder | None:
+        """Return what `look` returns, and None where there is no decoder.
+
+        Args:
+            model, batch, cache: as in `look`.
+        """
+        found = self.look(model, batch, cache)
+        return None if isinstance(found, str) else found
 
 
 @torch.no_grad()
@@ -225,6 +290,7 @@ def stream(
     max_new_tokens: int,
     sampling: Sampling | None = None,
     attention_mask: Tensor | None = None,
+    together: int = STRIDE,
 ) -> Iterator[Tensor]:
     """Generate tokens, and yield them [B, n] as they come, `max_new_tokens` in all. The caller decides where a text
     ends.
@@ -235,15 +301,27 @@ def stream(
         max_new_tokens: how many tokens to generate.
         sampling: how tokens are chosen; None for the likeliest.
         attention_mask: [B, T], 1 at the tokens of padded prompts; None without padding.
+        together: how many tokens are yielded at a time, where decoding is captured: with 1 they come one by one, and
+            the GPU waits for the caller after each. The first comes alone.
     """
+    if together < 1:
+        raise ValueError(f"together: expected a number of tokens, 1 or more, got {together}")
     output = model(input_ids, attention_mask=attention_mask, use_cache=True, logits_to_keep=1)
-    logits, cache, sampling = output.logits[:, -1], output.past_key_values, sampling or Sampling()
-    yield from continued(model, logits, cache, max_new_tokens=max_new_tokens, sampling=sampling)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling or Sampling()}
+    logits, cache = output.logits[:, -1], output.past_key_values
+    yield from continued(model, logits, cache, **options, text=input_ids, together=together)
 
 
 @torch.no_grad()
 def continued(
-    model: QEDForCausalLM, logits: Tensor, cache: QEDCache, *, max_new_tokens: int, sampling: Sampling
+    model: QEDForCausalLM,
+    logits: Tensor,
+    cache: QEDCache,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    text: Tensor | None = None,
+    together: int = STRIDE,
 ) -> Iterator[Tensor]:
     """Generate as `stream` does, after prompts that the model has already read.
 
@@ -251,25 +329,22 @@ def continued(
         model: the model.
         logits: logits after the last token, [B, vocabulary].
         cache: the states after the last token.
-        max_new_tokens, sampling: as in `stream`.
+        max_new_tokens, sampling, together: as in `stream`.
+        text: the prompts [B, T], which a repetition penalty counts; None to count what is generated alone.
     """
-    tokens = sampling.choose(logits)[:, None]
-    yield tokens.clone()
+    chooser, vocabulary = sampling.chooser(), logits.shape[1]
+    text = torch.empty(logits.shape[0], 0, dtype=torch.long, device=logits.device) if text is None else text
+    part = chooser(logits, seen_tokens(text, vocabulary) if chooser.counts else None)[:, None]
+    yield part.clone()
     left = max_new_tokens - 1
     while left > 0:
+        text = torch.cat([text, part], 1) if chooser.counts else part
         # The caller may have done anything since the last tokens: decoded something else, changed the model.
-        decoder = None if cache.rewind else model.decoders.of(model, tokens.shape[0])
+        decoder = None if cache.rewind else model.decoders.of(model, part.shape[0])
         if decoder is None:
-            tokens = sampling.choose(model(tokens, past_key_values=cache, use_cache=True).logits[:, -1])[:, None]
-            part = [tokens]
+            logits = model(part[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
+            part = chooser(logits, seen_tokens(text, vocabulary) if chooser.counts else None)[:, None]
         else:
-            decoder.start(cache)
-            decoder.tokens.copy_(tokens)
-            part = []
-            for _ in range(min(left, STRIDE)):
-                decoder.advance(sampling)
-                part.append(decoder.tokens.clone())
-            tokens = part[-1]
-            cache.tokens += len(part)
-        left -= len(part)
-        yield torch.cat(part, 1)
+            part = decoder.follow(cache, text, chooser, min(left, together))
+        left -= part.shape[1]
+        yield part.clone()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,12 +13,13 @@ from torch import nn
 from ..layers import Attention, Mixer
 from ..layers.routes import BLOCK, CONVOLUTION, NORM, OPERANDS, PRODUCT, PROJECTION
 from ..ops.routes import RECURRENCE
-from ..routes import REFERENCE, Call, Choice
+from ..routes import AUTO, REFERENCE, Call, Choice
 from .causal_lm import QEDForCausalLM, QEDModel
 from .fingerprint import fingerprint
 from .matrices import converted, matrices
+from .routes import GENERATE, PROMPT, Asked, generation_asked
 
-TOKENS = 2048  # of the training sequence and of the prompt that are explained
+TOKENS = 2048  # of the training sequence and of the prompt that are explained, unless the caller says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +41,33 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_model(model: QEDForCausalLM | QEDModel) -> Explanation:
+def explain_model(
+    model: QEDForCausalLM | QEDModel, *, batch: int = 1, tokens: int = TOKENS, **generation: Any
+) -> Explanation:
     """Which route each piece of a model takes, and why not the others. Nothing is computed.
 
-    Training is explained as `qed train` runs it: compiled on a GPU, and as written elsewhere. Prefill is a prompt of
-    2,048 tokens, decoding one token of one sequence.
+    Training is explained as `qed train` runs it: compiled on a GPU, and as written elsewhere. Prefill reads prompts,
+    decoding is one token of every sequence.
+
+    Args:
+        model: the model, with its head or without.
+        batch: how many sequences a prompt and a step of decoding have.
+        tokens: how many each prompt has, and a training sequence.
+        generation: options of `generate`, such as do_sample=True; those of the model's own generation configuration
+            count too.
     """
     model = getattr(model, "get_base_model", lambda: model)()  # which PEFT has wrapped
     weight = next(model.parameters())
     device, dtype = weight.device, weight.dtype
     on_gpu = device.type == "cuda"
-    training = Call(device, dtype, batch=1, tokens=TOKENS, gradient=True, compiling=on_gpu)
-    prefill = Call(device, dtype, batch=1, tokens=TOKENS)
-    token = Call(device, dtype, batch=1, tokens=1, state=True)
+    training = Call(device, dtype, batch=1, tokens=tokens, gradient=True, compiling=on_gpu)
+    prefill = Call(device, dtype, batch=batch, tokens=tokens)
+    token = Call(device, dtype, batch=batch, tokens=1, state=True)
+    prompt, generate = _whole(model, prefill, generation)
     modes = {
         "training" + (", compiled" if on_gpu else ""): _layers(model, training),
-        f"prefill, {TOKENS:,} tokens": _layers(model, prefill),
-        "decoding, one token": _decoding(model, token),
+        f"prefill, {tokens:,} tokens": prompt | _layers(model, prefill),
+        "decoding, one token": generate | _decoding(model, token),
     }
     parameters = sum(x.numel() for x in model.parameters())
     title = f"{parameters:,} parameters in {str(dtype).removeprefix('torch.')} on {device}"
@@ -63,6 +76,37 @@ def explain_model(model: QEDForCausalLM | QEDModel) -> Explanation:
             f"; {len(kinds)} of {len(matrices(model))} matrices are converted: {', '.join(sorted(set(kinds.values())))}"
         )
     return Explanation(title=title, choices=modes)
+
+
+class _Explained(Asked):
+    """What is asked for, without making the decoder that it would take."""
+
+    @cached_property
+    def decoder(self) -> Any:
+        return fingerprint(self.model)
+
+
+def _whole(model: Any, call: Call, generation: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The routes of the pieces that are not of one layer: of a prompt, and of `generate`; none without a head."""
+    if not isinstance(model, QEDForCausalLM):
+        if generation:
+            raise TypeError(f"explain: expected nothing besides a model without a head, got {', '.join(generation)}")
+        return {}, {}
+    config = deepcopy(model.generation_config)
+    unknown = config.update(**generation)
+    if unknown:
+        raise TypeError(f"explain: expected batch, tokens and options of `generate`, got {', '.join(unknown)}")
+    model._prepare_special_tokens(config, True, device=torch.device("cpu"), batch_size=call.batch)
+    processors = model._get_logits_processor(config, call.tokens, torch.zeros(1, 0, dtype=torch.long), device="cpu")
+    mode = config.get_generation_mode().value
+    plain = {mode.replace("_", " "): mode not in ("greedy_search", "sample")}
+    asked = generation_asked(model, config, processors, batch=call.batch, cache=None, **plain)
+    prompt = _Explained(model=model, batch=call.batch)
+    generate = _Explained(**{x.name: getattr(asked, x.name) for x in fields(asked)})
+    return (
+        {"the whole model": {"prompt": PROMPT.explain(AUTO, call, prompt)}},
+        {"the whole model": {"generate": GENERATE.explain(AUTO, call, generate)}},
+    )
 
 
 def _layers(model: Any, call: Call) -> dict[str, dict[str, Choice]]:

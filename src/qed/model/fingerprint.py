@@ -45,6 +45,8 @@ def fingerprint(model: QEDForCausalLM) -> tuple[Any, ...] | str:
         return "there are hooks of all modules, which a replay would not call"
     if not all(isinstance(mixer, Mixer) for mixer in mixers):
         return "the state of a softmax layer grows"
+    if model.config.num_hidden_layers != len(blocks):
+        return f"the configuration asks for {model.config.num_hidden_layers} of the {len(blocks)} layers"
     if any(getattr(mixer, "context", None) is not None for mixer in mixers):
         return "sequences are spread over processes"
     if any(impl != AUTO and BLOCK.wanted(impl) == REFERENCE for impl in {getattr(x, "impl", AUTO) for x in blocks}):

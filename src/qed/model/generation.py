@@ -8,7 +8,10 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
+from ..routes import AUTO, REFERENCE, Call
 from .cache import QEDCache, check_cache
+from .generating import Ends
+from .routes import GENERATE, generation_asked
 
 LOOKBEHIND = 32  # tokens before its last draft that an assistant may have to read again
 
@@ -28,7 +31,7 @@ class QEDGenerationMixin(GenerationMixin):
     ) -> dict[str, Any]:
         """As in transformers. From the second step on, `generate` itself has made the token of every row and has added
         a column of ones to the mask for it: the mask says nothing then, and without it the step can be the captured
-        one. All these steps take the decoder of the first (`Decoders.of`).
+        one. All calls of a `generate` take the decoder of the first that asks for one (`Decoders.look`).
 
         Args:
             input_ids, past_key_values, attention_mask, inputs_embeds: as `forward` takes them.
@@ -37,13 +40,10 @@ class QEDGenerationMixin(GenerationMixin):
             kwargs: passed on.
         """
         if isinstance(past_key_values, QEDCache):
+            past_key_values.generating = True
             # A prompt that is read in pieces comes without `next_sequence_length`, and its mask is the caller's.
-            continues = next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized
-            past_key_values.generating = continues
-            if continues:
+            if next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized:
                 attention_mask = None
-            else:
-                past_key_values.checked = None
         return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
@@ -69,6 +69,8 @@ class QEDGenerationMixin(GenerationMixin):
                 f"expected None, got {generation_config.cache_implementation!r}"
             )
         cache = check_cache(model_kwargs.get("past_key_values"))
+        if cache is not None:
+            cache.given, cache.checked = True, None
         if not generation_config.use_cache:
             return
         rewind = 1 if generation_mode == GenerationMode.ASSISTED_GENERATION else 0
@@ -78,6 +80,42 @@ class QEDGenerationMixin(GenerationMixin):
             model_kwargs["past_key_values"] = QEDCache(rewind=rewind)
         elif generation_config.is_assistant and cache.rewind:
             cache.rewind = max(cache.rewind, rewind)
+
+    def _sample(
+        self,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Generate with one beam, greedily or by sampling: captured where that can be (`routes.GENERATE`), otherwise as
+        transformers does. The results are the same.
+
+        Args:
+            input_ids: the prompts [B, T].
+            logits_processor, stopping_criteria, generation_config: as transformers has prepared them.
+            synced_gpus: whether several processes have to take the same number of steps.
+            streamer: what gets the tokens as they come.
+            model_kwargs: what else `forward` takes.
+        """
+        plain = {
+            "processes in step (synced_gpus)": synced_gpus,
+            "an assistant's drafts": generation_config.is_assistant,
+        }
+        places: dict[str, Any] = {"batch": input_ids.shape[0], "cache": model_kwargs.get("past_key_values")}
+        model: Any = self
+        asked = generation_asked(model, generation_config, logits_processor, **places, **plain)
+        route = GENERATE.pick(AUTO, Call.of(input_ids, *input_ids.shape), asked)
+        if route.name == REFERENCE:
+            given = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
+            return route.run(self, *given, **model_kwargs)
+        outputs = self._prefill(input_ids, generation_config, model_kwargs)
+        ends = Ends(stopping_criteria, generation_config._pad_token_tensor, input_ids.shape[0])
+        options = {"chooser": asked.chooser, "text": input_ids, "ends": ends, "streamer": streamer}
+        return route.run(asked.decoder, outputs.past_key_values, outputs.logits[:, -1], **options)
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse transformers' continuous batching, whose paged cache has keys and values alone."""

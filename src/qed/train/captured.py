@@ -45,6 +45,14 @@ class Captured:
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 self.result.copy_(work(rows))
         except RuntimeError as error:
+            _end_failed_capture()
             message = "a piece of the batch could not be captured as a CUDA graph (with compile=false none is)"
             raise RuntimeError(f"{message}: {error}") from error
         return graph
+
+
+def _end_failed_capture() -> None:
+    """Let the process draw random numbers on the GPU again. torch leaves its generator as it is during a capture when
+    that fails; the end of a capture that succeeds sets it right."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        torch.zeros((), device="cuda")
