@@ -20,6 +20,7 @@ from qed.layers.sequences import DENSE
 from qed.model.causal_lm import make_block
 from qed.model.decoding import stream
 from qed.model.initialization import initialize
+from qed.ops.routes import RECURRENCE
 from qed.routes import TRITON_INSTALLED, Call, Piece, Route, known_bad, no_obstacle
 from qed.rules import Operands, Rule
 from qed.testing import relative_error
@@ -364,3 +365,26 @@ def test_obstacles_are_asked_inside_torch_compile(rule: str) -> None:
     zero = torch.zeros(())
     torch.compiler.reset()
     assert torch.equal(torch.compile(count, fullgraph=True, backend="eager")(zero), count(zero))
+
+
+@pytest.mark.parametrize(
+    ("shared", "dtype", "V", "runs"),
+    [
+        (99, torch.float32, 256, False),
+        (99, torch.float32, 128, True),
+        (99, torch.bfloat16, 256, True),
+        (163, torch.float32, 256, True),
+    ],
+)
+def test_a_small_shared_memory_is_an_obstacle(
+    shared: int, dtype: torch.dtype, V: int, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the backward's kernel would not fit, "auto" takes another form, and the name says why it cannot run."""
+    monkeypatch.setattr("qed.routes.gpu_obstacle", lambda device: None)
+    monkeypatch.setattr("qed.routes.TRITON_INSTALLED", True)
+    monkeypatch.setattr("qed.ops.routes.shared_memory", lambda device: shared)
+    call = Call(torch.device("cuda"), dtype)
+    assert RECURRENCE.pick("auto", call, 64, V).name == ("triton" if runs else "chunkwise")
+    if not runs:
+        with pytest.raises(RuntimeError, match="takes 120 KiB of shared memory, and this GPU has 99"):
+            RECURRENCE.pick("triton", call, 64, V)

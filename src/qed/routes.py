@@ -246,6 +246,14 @@ def gpu_obstacle(device: torch.device) -> str | None:
     return _gpu_obstacle(device)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def shared_memory(device: torch.device) -> int:
+    """Return how many KiB of shared memory a program may have on this GPU."""
+    facts = torch.cuda.get_device_properties(device)
+    asked_for: int = getattr(facts, "shared_memory_per_block_optin", facts.shared_memory_per_block)  # AMD has one alone
+    return asked_for // 1024
+
+
 @lru_cache
 def _gpu_obstacle(device: torch.device) -> str | None:
     try:

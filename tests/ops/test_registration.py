@@ -7,6 +7,9 @@ import sys
 import pytest
 import torch
 import torch._dynamo
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.profiler import profile
 
 import qed.ops  # noqa: F401  (registers the operators)
 from qed.ops import erase_write, erase_write_step
@@ -107,6 +110,9 @@ def test_compiled_code_still_checks_values_on_cpu() -> None:
 FRESH = """
 import torch
 import torch._dynamo
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.profiler import profile
 from qed.ops import erase_write
 torch.manual_seed(0)
 x = [torch.randn(1, 40, 2, 8) / 3 for _ in range(4)] + [-torch.rand(1, 40, 2, 8)]
@@ -142,3 +148,25 @@ def test_nothing_is_kept_without_gradients() -> None:
     inputs["q"].requires_grad_()
     with pytest.raises(RuntimeError, match="erase_write_chunkwise saves nothing for a backward"):
         torch.ops.qed.erase_write_chunkwise(*arguments)[0].sum().backward()
+
+
+def test_without_a_gradient_torch_still_sees_the_operator() -> None:
+    """The call goes past autograd, and not past what else watches operators: fake tensors, tracing, vmap, profilers."""
+    inputs = {name: x for name, x in Case(tokens=70).inputs(torch.float32).items() if x is not None}
+    names, given = list(inputs), tuple(inputs.values())
+
+    def op(*tensors: torch.Tensor) -> torch.Tensor:
+        return erase_write(**dict(zip(names, tensors, strict=True)), impl="chunkwise")[0]
+
+    with torch.no_grad():
+        o = op(*given)
+        with FakeTensorMode() as mode:
+            fake = op(*(mode.from_tensor(x) for x in given))
+        assert isinstance(fake, FakeTensor)
+        traced = make_fx(op)(*given)
+        assert torch.ops.qed.erase_write_chunkwise.default in {node.target for node in traced.graph.nodes}
+        batched = torch.func.vmap(op)(*(torch.stack([x, x]) for x in given))
+        torch.testing.assert_close(batched, torch.stack([o, o]))
+        with profile() as profiler:
+            op(*given)
+    assert "qed::erase_write_chunkwise" in {event.key for event in profiler.key_averages()}

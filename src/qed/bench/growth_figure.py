@@ -46,20 +46,30 @@ def chart(report: dict[str, Any]) -> Chart:
     """Return the figure, before it is drawn: a panel for every work."""
     panels = []
     for work, (_, unit, _) in WORKS.items():
-        title, x_label = unit.rsplit(", by ", 1)
+        title, x_label = unit.rsplit(", by the ", 1)
         series = []
         for i, (model, name) in enumerate(MODELS.items()):
             known = {n: y for n, y in sorted(cells_of(report, work, model).items()) if isinstance(y, float)}
             if known:
                 series.append(Series(name=name, colour=i, x=[*map(float, known)], y=[*known.values()]))
         if series:
-            y = Axis(label=title, scale="log10")
-            panels.append(
-                Panel(title=title, x=lengths_axis(x_label, report["settings"]["lengths"]), y=y, series=series)
-            )
-    caption = "Each point is a median of calls in one run. Both axes are logarithmic."
+            x, values = lengths_axis(x_label, report["settings"]["lengths"]), [y for one in series for y in one.y]
+            panels.append(Panel(title=title, x=x, y=_axis(title, values, linear=work == "memory"), series=series))
+    caption = "Each point is a median of calls in one run. All axes are logarithmic but that of memory."
     title = "How cost grows with the length of a text"
     return Chart(title=title, caption=caption, panels=list(panels), width=3.6, height=3.2, in_a_row=2, same_y=False)
+
+
+def _axis(label: str, values: list[float], *, linear: bool) -> Axis:
+    """Return a vertical axis from 0 on, or a logarithmic one with plain numbers from the tick below the least value to
+    the one above the largest."""
+    if linear:
+        return Axis(label=label, ends=(0.0, 1.1 * max(values)))
+    places = [first * 10.0**i for i in range(-6, 10) for first in (1, 2, 5)]
+    low, high = max(x for x in places if x <= min(values)), min(x for x in places if x >= max(values))
+    low, high = (low, high) if low < high else (low, places[places.index(high) + 1])
+    ticks = {x: f"{x:,.10g}" for x in places if low <= x <= high}
+    return Axis(label=label, scale="log10", ticks=ticks, ends=(low, high))
 
 
 def figure(report: dict[str, Any]) -> bytes:

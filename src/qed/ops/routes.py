@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..routes import Call, Piece, Route, kernel_obstacle, no_obstacle
+from ..routes import Call, Piece, Route, kernel_obstacle, no_obstacle, shared_memory
 from . import chunkwise, reference
 from .arguments import Arguments
 from .operators import CHUNKWISE, STEP_TRITON, STEP_TRITON_IN_PLACE, TRITON
 from .precision import without_autocast
 
 TRITON_WIDEST = 256
+WIDE_SHARED = 120  # KiB of shared memory that a program of the backward takes in float32 where V is above 128
 KERNELS = "GPU kernels; any K and V up to 256, up to float32"
 CHUNKS = "matrix products over chunks of tokens; any device, dtype and shape"
 LOOP = "the token loop that defines the op; any device, dtype and shape, slow"
@@ -25,6 +26,15 @@ def _triton_obstacle(call: Call, K: int, V: int) -> str | None:
     if why_not is None and max(K, V) > TRITON_WIDEST:
         why_not = f"it takes K and V up to {TRITON_WIDEST}, and they are {K} and {V}"
     return why_not or _chunk_obstacle(call, K, V)
+
+
+def _sequence_obstacle(call: Call, K: int, V: int) -> str | None:
+    why_not = _triton_obstacle(call, K, V)
+    if why_not is None and call.device.type == "cuda" and call.dtype == torch.float32 and V > TRITON_WIDEST // 2:
+        shared = shared_memory(call.device)
+        if shared < WIDE_SHARED:
+            return f"in float32 with V = {V} it takes {WIDE_SHARED} KiB of shared memory, and this GPU has {shared}"
+    return why_not
 
 
 def _chunk_obstacle(call: Call, K: int, V: int) -> str | None:
@@ -66,7 +76,7 @@ def _step_torch(step: Any, inplace: bool, *inputs: Any) -> tuple[Tensor, Tensor]
 
 RECURRENCE = Piece(
     "recurrence",
-    Route(name="triton", run=TRITON, obstacle=_triton_obstacle, what=KERNELS),
+    Route(name="triton", run=TRITON, obstacle=_sequence_obstacle, what=KERNELS),
     Route(name="chunkwise", run=CHUNKWISE, obstacle=_chunk_obstacle, what=CHUNKS),
     Route(name="reference", run=_loop, obstacle=no_obstacle, what=LOOP),
 )

@@ -267,7 +267,7 @@ def backward(do: Tensor, dstate: Tensor | None, x: Arguments, saved: list[Tensor
     shapes, table, segments = Shapes.of(q, u, g, cu_seqlens), ChunkTable.of(q, cu_seqlens), Segments.of(q, cu_seqlens)
     parts = Layout.of(q, u, table.chunks, segments, save=True).parts(*saved)
     do, dstate = do.contiguous(), None if dstate is None else dstate.contiguous()
-    du, d_initial, (d_ends, dP, dA) = torch.empty_like(do), states_like(q, u, segments), scratch_like(parts)
+    du, d_initial, (dP, dA, d_ends) = torch.empty_like(do), states_like(q, u, segments), scratch_like(parts)
     grid = (segments.lanes * shapes.tiles("state_gradients", segments.lanes),)
 
     def state_pass(d_final: Tensor | None, du: Tensor | None) -> None:

@@ -1,7 +1,8 @@
 """How sequences are cut for the kernels, and the memory in which kernels leave results for each other.
 
 An allocation takes several microseconds on the host, as long as a launch. So what is needed equally long is allocated
-together, as one tensor for each precision, and the kernels get parts of it. The parts depend on shapes alone.
+together, as one tensor for each precision, and the kernels get parts of it. The parts depend on shapes alone. They lie
+in an order in which all begin at multiples of 16 bytes, if K is a multiple of 4, and nothing is between them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from ...ops.packing import chunk_bound, sequence_count
 from .settings import CHUNK, multiprocessors
 
 SHORTEST_SEGMENT = 8  # in chunks
-PART = 64  # how many numbers the parts' sizes are multiples of, so that every part begins at a multiple of 16 bytes
 
 
 def chunk_count(q: Tensor, cu_seqlens: Tensor | None) -> int:
@@ -84,9 +84,9 @@ class Layout(NamedTuple):
         """
         (H, K), V = q.shape[2:], u.shape[3]
         each = chunks * H
-        low = [each * CHUNK * K] * 3 + [each * CHUNK * CHUNK] * 2 + [each * V * K, each * V * CHUNK] * save
-        wide = [each * K, each] + [2 * segments.lanes * K * K] * (segments.each > 1)
-        return Layout(_rounded(low), _rounded(wide), save)
+        low = [each * CHUNK * K] * 3 + [each * CHUNK * CHUNK] * 2 + [each * V * CHUNK, each * V * K] * save
+        wide = [2 * segments.lanes * K * K] * (segments.each > 1) + [each * K, each]
+        return Layout(low, wide, save)
 
     def empty(self, q: Tensor) -> list[Tensor]:
         """Return uninitialised memory for all parts."""
@@ -95,8 +95,8 @@ class Layout(NamedTuple):
     def parts(self, low: Tensor, wide: Tensor) -> Parts:
         """Return the parts of the memory that `empty` returned."""
         a_tilde, q_tilde, k_bar, P, T, *kept = low.split_with_sizes(self.low)
-        gamma, lowest, *maps = wide.split_with_sizes(self.wide)
-        starts, R = kept if self.save else (None, None)
+        *maps, gamma, lowest = wide.split_with_sizes(self.wide)
+        R, starts = kept if self.save else (None, None)
         return Parts(a_tilde, q_tilde, k_bar, P, T, gamma, lowest, starts, R, maps[0] if maps else None)
 
 
@@ -110,10 +110,10 @@ def saved_like(q: Tensor, u: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
 
 
 def scratch_like(parts: Parts) -> tuple[Tensor, ...]:
-    """Return uninitialised memory for what the kernels of the backward leave for each other: the gradient of every
-    chunk's final state, dSᵀ [chunks, H, V, K], and dP and dA [chunks, H, C, C]."""
+    """Return uninitialised memory for what the kernels of the backward leave for each other: dP and dA [chunks, H, C,
+    C], and the gradient of every chunk's final state, dSᵀ [chunks, H, V, K]."""
     assert parts.starts is not None
-    sizes = [parts.starts.numel(), parts.P.numel(), parts.P.numel()]
+    sizes = [parts.P.numel(), parts.P.numel(), parts.starts.numel()]
     return parts.P.new_empty(sum(sizes)).split_with_sizes(sizes)
 
 
@@ -142,7 +142,3 @@ def decay_gradient_like(q: Tensor, g: Tensor | None, tiles: int) -> Tensor:
     if g.shape[-1] == q.shape[-1]:
         return torch.empty_like(g)
     return q.new_empty(tiles, *q.shape[:3], dtype=torch.float32)
-
-
-def _rounded(sizes: list[int]) -> list[int]:
-    return [-(-size // PART) * PART for size in sizes]

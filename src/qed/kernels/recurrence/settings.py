@@ -158,6 +158,8 @@ def _checked_in(kernel: str, wide: bool, K: int, V: int, many: bool, shared: int
         return Config(BK=0, BV=min(V, 32 if wide else 64), num_warps=4, num_stages=1)
     if kernel in ("chunk_gradients", "chunk_gradients, cut"):  # BV is all of V, so that the start state is read once
         BK, warps = (32, 8) if wide or V > 128 else (32 if kernel.endswith("cut") else 64, 4)
+        if wide and V > 128 and shared < 200:
+            BK = 16  # which takes 120 KiB, and 32 columns 176
         return Config(BK=min(K, BK), BV=V, num_warps=warps, num_stages=1)
     if kernel == "decode_step":
         return Config(BK=K, BV=min(V, 32), num_warps=2, num_stages=1)
