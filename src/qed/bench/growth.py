@@ -33,7 +33,7 @@ from . import model as inference
 from . import train as training
 from .growth_figure import MODELS, WORKS, figure, table
 from .measuring import Bench, GateError, Report, milliseconds
-from .softmax import SoftmaxStep, captured
+from .softmax import SoftmaxStep
 
 DECODED = {"qed": 64, "softmax": 64, "fla": 8}  # tokens in a row that are timed together
 Cell = dict[str, Any]
@@ -131,7 +131,8 @@ def _softmax_error(config: QEDConfig, device: str, dtype: torch.dtype) -> float:
     truth = inference.make(config, device, dtype).float()(ids).logits[:, -1]
     step = SoftmaxStep(model, model(ids[:, :-1], use_cache=True).past_key_values)
     step.tokens.copy_(ids[:, -1:])
-    captured(step, device)()
+    step()
+    step()  # captured, on a GPU
     return relative_error(step.logits, truth)
 
 
@@ -190,7 +191,7 @@ def _decoding(bench: Bench, growth: Growth, model: str, length: int) -> Cell:
 def _decoding_step(bench: Bench, model: str, made: Any, cache: Any) -> Callable[[], object]:
     """Return one token of decoding after the tokens of a cache."""
     if model == "softmax":
-        return captured(SoftmaxStep(made, cache), bench.device)
+        return SoftmaxStep(made, cache)
     token = torch.full((1, 1), 3, device=bench.device)
     if model == "qed":
         return partial(Decoder(made, 1).follow, cache, token, Chooser(), 1)

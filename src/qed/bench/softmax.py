@@ -6,8 +6,6 @@ Its caches lie at fixed addresses and are full but for the new token, and the st
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -41,10 +39,13 @@ class SoftmaxStep:
         self.places = torch.full((batch, 1), context, device=model.device)
         self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
         self.logits = torch.zeros(batch, model.config.vocab_size, device=model.device)
+        self._replayed = Replayed(model.device)
 
-    @torch.no_grad()
     def __call__(self) -> None:
-        """Compute the logits after the token."""
+        """Compute the logits after the token. The second call on a GPU captures the step."""
+        self._replayed(self._step)
+
+    def _step(self) -> None:
         x = self.model.model.embed_tokens(self.tokens)
         blocks: list[Any] = list(self.model.model.layers)
         for block, (keys, values) in zip(blocks, self.caches, strict=True):
@@ -56,8 +57,3 @@ class SoftmaxStep:
             x = x + attention.o_proj(o.transpose(1, 2).flatten(2))
             x = block.mlp(block.mlp_norm(x), residual=x)
         self.logits.copy_(self.model.lm_head(self.model.model.norm(x))[:, -1])
-
-
-def captured(step: Callable[[], None], device: str) -> Callable[[], None]:
-    """Return the same step as one CUDA graph, from its second run on; elsewhere the step itself."""
-    return partial(Replayed(torch.device(device)), step)
