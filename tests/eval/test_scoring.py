@@ -15,7 +15,7 @@ def model_of(kinds: list[str]) -> QEDForCausalLM:
 
 
 def some_texts() -> list[Text]:
-    """Texts alone, with a shared context, with one that is shared in part, the same twice, and scored from the start."""
+    """Texts alone, with a shared context, with one shared in part, the same twice, and scored from the start."""
     draw = torch.Generator().manual_seed(1)
 
     def tokens(n: int) -> list[int]:
@@ -34,7 +34,7 @@ def test_scores_are_those_of_each_text_alone(kinds: list[str], piece: int, monke
     model, texts = model_of(kinds), some_texts()
     for module in (scoring, answers):
         monkeypatch.setattr(module, "PIECE_TOKENS", piece)
-    monkeypatch.setattr(scoring, "LOGITS", 256 * 7)  # seven rows of logits at once
+    monkeypatch.setitem(scoring.LOGITS, "cpu", 256 * 7)  # seven rows of logits at once
     found = dict(scores(model, texts, batch=2))
     assert sorted(found) == list(range(len(texts)))
     for i, text in enumerate(texts):

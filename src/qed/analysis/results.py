@@ -28,7 +28,7 @@ from ..files import read_json
 from ..recipes import usual_theta
 from ..recipes.arms import Arm
 from ..train.metrics import read_metrics
-from .strays import is_number, strays
+from .strays import TRACES, candidates, is_number, strays
 from .suites import Scored, harness_results
 
 # Fields that two results must share to stand in one table.
@@ -354,15 +354,6 @@ def _check_eigenvalues(measured: dict[str, Any], path: Path) -> None:
         raise ValueError(f"{path}: expected a histogram of {samples!r} samples, got one of {counted}")
 
 
-# A folder without a configuration was going to be a run if it has one of these.
-TRACES = ("metrics.jsonl", "stages.json", "checkpoints", "export", "eval", "strength", "eigenvalues.json")
-
-
-def _candidates(base: Path) -> list[Path]:
-    """The folders that may be runs: that of a run itself, or all in a folder of runs."""
-    return [base] if (base / "config.json").exists() else sorted(x for x in base.iterdir() if x.is_dir())
-
-
 def survey(*bases: Path) -> tuple[list[Run], list[str]]:
     """The training runs in these folders, ordered by name within each, and what is missing from them, in words."""
     for base in bases:
@@ -371,7 +362,7 @@ def survey(*bases: Path) -> tuple[list[Run], list[str]]:
     readable: list[Run] = []
     problems: list[str] = []
     named: set[Path] = set()
-    for path in (path for base in bases for path in _candidates(base)):
+    for path in (path for base in bases for path in candidates(base)):
         run = Run(path)
         if not (path / "config.json").exists():
             if not any(path.iterdir()) or any((path / name).exists() for name in TRACES):

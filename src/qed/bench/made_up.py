@@ -6,6 +6,7 @@ Nothing can be learned from scores on them. They are drawn from a seed, and need
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -43,7 +44,13 @@ class Words:
         return self.random.randrange(count)
 
     def choices(self, count: int, least: int, most: int) -> Row:
-        """Choices as ARC has them, and the letter of the right one."""
+        """Choices as ARC has them, and the letter of the right one.
+
+        Args:
+            count: how many choices.
+            least: words of each, at least.
+            most: words of each, at most.
+        """
         labels = [*"ABCDE"][:count]
         texts = [self.text(least, most) for _ in labels]
         return {"choices": {"text": texts, "label": labels}, "answerKey": labels[self.number(count)]}
@@ -80,6 +87,13 @@ ROWS: dict[str, Callable[[Words], Row]] = {
         "choice1": x.sentence(4, 7), "choice2": x.sentence(4, 7), "label": x.number(2),
     },
     "openbookqa": lambda x: {"question_stem": x.text(8, 14).capitalize(), **x.choices(4, 1, 5)},
+}  # fmt: skip
+
+
+# Examples of the real data sets that lm-eval asks. A small benchmark keeps their proportions.
+SIZES = {
+    "wikitext": 62, "lambada_openai": 5153, "piqa": 1838, "hellaswag": 10042, "winogrande": 1267, "arc_easy": 2376,
+    "arc_challenge": 1172, "boolq": 3270, "sciq": 1000, "copa": 100, "openbookqa": 500,
 }  # fmt: skip
 
 
@@ -133,19 +147,21 @@ def hotpot(count: int, seed: int = 0) -> list[Row]:
     ]
 
 
-def write(folder: Path, tasks: list[str], count: int) -> dict[str, Path]:
+def write(folder: Path, tasks: list[str], count: int, *, in_proportion: bool = False) -> dict[str, Path]:
     """Writes a file for every one of these tasks that reads one, and returns the files by task.
 
     Args:
         folder: where to write; names of files are those of tasks.
         tasks: of any suite.
         count: examples of each; articles of SQuAD.
+        in_proportion: that many of the largest task, and of others in proportion to their real data sets.
     """
     files = {}
     for task in tasks:
         if task in ROWS:
             files[task] = folder / f"{task}.jsonl"
-            write_lines(files[task], rows(task, count))
+            share = SIZES[task] / max(SIZES.values()) if in_proportion else 1
+            write_lines(files[task], rows(task, math.ceil(count * share)))
         elif task in ("ruler_qa_squad", "ruler_qa_hotpot"):
             files[task] = folder / f"{task}.json"
             write_json(files[task], squad(count) if task == "ruler_qa_squad" else hotpot(4 * count))

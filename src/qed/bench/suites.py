@@ -2,7 +2,7 @@
 
 Both have the same model in the same process, the same requests and the same batch size. Before anything is timed their
 answers are compared. The model has random weights, and examples are made up unless files are given: their lengths are
-about those of the real data sets.
+about those of the real data sets, and so are the proportions between their numbers.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ def measure(bench: Bench, *, size: dict[str, Any], tokenizer: str, suite: str, o
         options: samples, lengths, files and batch.
     """
     encoder = matching_tokenizer(None, tokenizer)
+    options = replace(options, bos=False)  # as lm-eval's `hf` model has it unless it is told
     config = QEDConfig(**(size | {"vocab_size": max(encoder.get_vocab_size(), QEDConfig(**size).vocab_size)}))
     report = bench.report(suite=suite, samples=options.samples, batch=options.batch, data="files")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.manual_seed(0)
-        QEDForCausalLM(config).save_pretrained(folder / "model")
+        with quiet():
+            QEDForCausalLM(config).save_pretrained(folder / "model")
         encoder.save(str(folder / "model" / "tokenizer.json"))
         if not options.data:
             report |= {"data": "made up"}
-            options = replace(options, data=made_up.write(folder / "data", list(SUITES[suite]), options.samples or 100))
+            made = made_up.write(folder / "data", list(SUITES[suite]), options.samples or 100, in_proportion=True)
+            options = replace(options, data=made)
             options = replace(options, essays=options.essays or made_up.essays(folder / "data"))
         (folder / "words").mkdir()
         place: dict[str, Any] = {"out": folder / "results", "device": bench.device, "console": bench.console}

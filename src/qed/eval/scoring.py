@@ -18,7 +18,7 @@ from ..model.causal_lm import QEDForCausalLM
 from .answers import PIECE_TOKENS, read
 
 LEAST_SHARED = 8  # tokens; reading fewer of them once is not worth a second call of the model
-LOGITS = 2**25  # numbers that are made at once
+LOGITS = {"cpu": 2**23, "cuda": 2**27}  # numbers that are made at once: on a CPU they should stay near
 
 
 class Text(NamedTuple):
@@ -35,6 +35,9 @@ class Scores(NamedTuple):
     likeliest: Tensor  # [tokens], bool, on the CPU
 
 
+Found = Iterator[tuple[int, Scores]]  # the number of a text, and its scores
+
+
 class Group(NamedTuple):
     """Texts that begin with the same tokens."""
 
@@ -43,9 +46,7 @@ class Group(NamedTuple):
 
 
 @torch.no_grad()
-def scores(
-    model: QEDForCausalLM, texts: Sequence[Text], *, batch: int, wanted: Container[int] | None = None
-) -> Iterator[tuple[int, Scores]]:
+def scores(model: QEDForCausalLM, texts: Sequence[Text], *, batch: int, wanted: Container[int] | None = None) -> Found:
     """Yield the number of every text with its scores, batch by batch in an order of their lengths.
 
     Args:
@@ -63,15 +64,14 @@ def scores(
     alone = sorted((x.members[0] for x in found if not x.shared), key=lambda i: (-len(texts[i].ids), i))
     for some in _filled(alone, [len(texts[i].ids) for i in alone]):
         if any(i in wanted for i in some):
-            found_scores = zip(some, _packed(model, [texts[i] for i in some]), strict=True)
-            yield from (x for x in found_scores if x[0] in wanted)
+            packed = zip(some, _packed(model, [texts[i] for i in some]), strict=True)
+            yield from (x for x in packed if x[0] in wanted)
     together = sorted((x for x in found if x.shared), key=lambda x: (-x.shared, x.members))
     for start in range(0, len(together), batch):
         some_groups = together[start : start + batch]
         members = [i for x in some_groups for i in x.members]
         if any(i in wanted for i in members):
-            found_scores = zip(members, _continued(model, texts, some_groups), strict=True)
-            yield from (x for x in found_scores if x[0] in wanted)
+            yield from (x for x in _continued(model, texts, some_groups, batch) if x[0] in wanted)
 
 
 def groups(texts: Sequence[Text], most: int) -> list[Group]:
@@ -138,21 +138,34 @@ def _piecewise(model: QEDForCausalLM, text: Text) -> Scores:
     return Scores(*(torch.cat(x) for x in zip(*pieces, strict=True)))
 
 
-def _continued(model: QEDForCausalLM, texts: Sequence[Text], some: list[Group]) -> list[Scores]:
-    """Scores of the texts of groups: what each group shares is read once, then the rest of every text."""
+def _continued(model: QEDForCausalLM, texts: Sequence[Text], some: list[Group], batch: int) -> Found:
+    """Scores of the texts of groups: what each group shares is read once, then the rest of every text, those of about
+    the same length together."""
     _, cache = read(model, [texts[x.members[0]].ids[: x.shared] for x in some])
-    rows = [number for number, x in enumerate(some) for _ in x.members]
-    cache.batch_select_indices(torch.tensor(rows))
-    rests = [Text(texts[i].ids[x.shared :], texts[i].first - x.shared) for x in some for i in x.members]
-    width = max(len(x.ids) for x in rests) - 1
-    ids, there = (torch.zeros(len(rests), width, dtype=torch.long) for _ in range(2))
-    for row, rest in enumerate(rests):
-        ids[row, : len(rest.ids) - 1] = torch.tensor(rest.ids[:-1])
-        there[row, : len(rest.ids) - 1] = 1
+    rests = [
+        (i, number, Text(texts[i].ids[x.shared :], texts[i].first - x.shared))
+        for number, x in enumerate(some)
+        for i in x.members
+    ]
+    rests.sort(key=lambda x: (len(x[2].ids), x[0]))
+    for start in range(0, len(rests), batch):
+        numbers, rows, parts = zip(*rests[start : start + batch], strict=True)
+        continued = cache.copy()
+        continued.batch_select_indices(torch.tensor(rows))
+        yield from zip(numbers, _rests(model, list(parts), continued), strict=True)
+
+
+def _rests(model: QEDForCausalLM, texts: list[Text], cache: QEDCache) -> list[Scores]:
+    """Scores of texts that continue from the states of a cache."""
+    width = max(len(x.ids) for x in texts) - 1
+    ids, there = (torch.zeros(len(texts), width, dtype=torch.long) for _ in range(2))
+    for row, text in enumerate(texts):
+        ids[row, : len(text.ids) - 1] = torch.tensor(text.ids[:-1])
+        there[row, : len(text.ids) - 1] = 1
     mask = None if bool(there.all()) else there.to(model.device)
     said = model.model(ids.to(model.device), attention_mask=mask, past_key_values=cache, use_cache=False)
-    places = [torch.arange(x.first - 1, len(x.ids) - 1) + row * width for row, x in enumerate(rests)]
-    return _scores(model, said.last_hidden_state.flatten(0, 1), rests, places)
+    places = [torch.arange(x.first - 1, len(x.ids) - 1) + row * width for row, x in enumerate(texts)]
+    return _scores(model, said.last_hidden_state.flatten(0, 1), texts, places)
 
 
 def _scores(model: QEDForCausalLM, hidden: Tensor, texts: list[Text], places: list[Tensor]) -> list[Scores]:
@@ -160,7 +173,7 @@ def _scores(model: QEDForCausalLM, hidden: Tensor, texts: list[Text], places: li
     wanted = torch.tensor([token for x in texts for token in x.ids[x.first :]], device=hidden.device)
     chosen = hidden[torch.cat(places).to(hidden.device)]
     parts, likeliest = [], []
-    step = max(1, LOGITS // model.config.vocab_size)
+    step = max(1, LOGITS.get(hidden.device.type, LOGITS["cpu"]) // model.config.vocab_size)
     for some, targets in zip(chosen.split(step), wanted.split(step), strict=True):
         logits = model.lm_head(some).float()
         parts.append(logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1))

@@ -1,4 +1,4 @@
-"""All thirteen tasks of RULER, drawn by lm-eval's own code from made-up files, answered as lm-eval's `hf` model does."""
+"""All 13 tasks of RULER, drawn by lm-eval's own code from made-up files, answered as lm-eval's `hf` model does."""
 
 import json
 import random
@@ -45,7 +45,12 @@ def test_all_tasks_have_lm_evals_own_answers_and_scores(checkpoint: Path, option
     found = run(checkpoint, ["ruler"], options, out=tmp_path, device="cpu", console=QUIET)
     assert list(found) == [f"{PREFIX}-{task}-{LENGTH}" for task in RULER]
     words = as_transformers(tokenization.load(str(checkpoint / "tokenizer.json")))
-    theirs = HFLM(pretrained=QEDForCausalLM.from_pretrained(checkpoint).eval(), tokenizer=words, batch_size=2, max_length=2 * LENGTH)
+    theirs = HFLM(
+        pretrained=QEDForCausalLM.from_pretrained(checkpoint).eval(),
+        tokenizer=words,
+        batch_size=2,
+        max_length=2 * LENGTH,
+    )
     place: dict[str, Any] = {"out": tmp_path, "device": "cpu", "console": QUIET, "folder": tmp_path / "words"}
     jobs = {job.task: job for job in HarnessRun(checkpoint, None, options, **place).jobs(["ruler"])}
     for task in RULER:

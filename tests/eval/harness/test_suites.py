@@ -40,7 +40,9 @@ def theirs(checkpoint: Path) -> Any:
     from lm_eval.models.huggingface import HFLM
 
     words = as_transformers(tokenization.load(str(checkpoint / "tokenizer.json")))
-    return HFLM(pretrained=QEDForCausalLM.from_pretrained(checkpoint).eval(), tokenizer=words, batch_size=4, max_length=8192)
+    return HFLM(
+        pretrained=QEDForCausalLM.from_pretrained(checkpoint).eval(), tokenizer=words, batch_size=4, max_length=8192
+    )
 
 
 def files(folder: Path, tasks: list[str]) -> dict[str, Path]:

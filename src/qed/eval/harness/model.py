@@ -6,16 +6,16 @@
 | loglikelihood_rolling | how likely a whole text is, in windows of at most `max_length` tokens | `eval/scoring.py` |
 | generate_until | what the model says after a text | `eval/answers.py` |
 
-Tokens are those of `lm_eval --model hf` with the same tokenizer, and so are the answers, but for rounding. As everywhere
-else here, `bos` puts the tokenizer's <s> before a text, where it has one.
+Tokens are those of `lm_eval --model hf` with the same tokenizer, and so are the answers, but for rounding. As
+everywhere else here, `bos` puts the tokenizer's <s> before a text, where it has one.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,9 @@ class Answering:
             for context, wanted in map(make_disjoint_window, windows):
                 texts.append(Text(context + wanted, len(context)))
                 owners.append(i)
-        total, left = defaultdict(float), {i: owners.count(i) for i in missing}
+        total: dict[int, float] = defaultdict(float)
+        counts = Counter(owners)
+        left = {i: counts[i] for i in missing}
         yield from ((i, 0.0) for i, count in left.items() if count == 0)
         wanted_texts = {number for number, i in enumerate(owners) if i in missing}
         for number, found in scores(self.model, texts, batch=self.batch_size, wanted=wanted_texts):
@@ -138,12 +140,16 @@ class Answering:
                     new_tokens=settings["max_gen_toks"],
                     ends={self.eot_token_id} | self.model.end_tokens(),
                     batch=self.batch_size,
-                    finished=(lambda row: any(x in self.tokenizer.decode(row) for x in stops)) if stops else None,
+                    finished=partial(self._has_stop, stops) if stops else None,
                 )
                 for i, row in zip(batch, said, strict=True):
                     text = self.tokenizer.decode(row, skip_special_tokens=True)
                     if i in missing:
                         yield i, postprocess_generated_text(text, stops, None)
+
+    def _has_stop(self, stops: list[str], row: list[int]) -> bool:
+        text = self.tokenizer.decode(row)
+        return any(stop in text for stop in stops)
 
     def _encoded(self, texts: list[str], bos: bool | None = None) -> list[list[int]]:
         """Tokens of texts, found on all cores, with the tokenizer's <s> before them if there is to be one."""

@@ -191,7 +191,7 @@ def _drawing(options: Options, task: str, samples: int = 1) -> Iterator[None]:
     from lm_eval.tasks.ruler import prepare_niah
 
     module = _function(task).__globals__
-    state, numpy_state, words = random.getstate(), np.random.get_state(), module.get("RNG")
+    state, numpy_state, words = random.getstate(), np.random.get_state(), module.get("RNG")  # noqa: NPY002
     changed = {name: module[name] for name in (*DRAWING, "download_json") if name in module}
     whole, sentences = datasets.load_dataset, prepare_niah.sent_tokenize
     caches = [prepare_niah.get_haystack, *(module[x] for x in QUESTIONS.values() if x in module)]
@@ -207,7 +207,7 @@ def _drawing(options: Options, task: str, samples: int = 1) -> Iterator[None]:
             if name in module:
                 module[name] = _with_samples(changed[name], samples)
         random.seed(options.seed)
-        np.random.seed(options.seed)
+        np.random.seed(options.seed)  # noqa: NPY002  # lm-eval's own
         if words is not None:
             words.seed(options.seed)
         with quiet():
@@ -216,7 +216,7 @@ def _drawing(options: Options, task: str, samples: int = 1) -> Iterator[None]:
         module.update(changed)
         datasets.load_dataset, prepare_niah.sent_tokenize = whole, sentences
         random.setstate(state)
-        np.random.set_state(numpy_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
         for kept in caches:
             kept.cache_clear()
 

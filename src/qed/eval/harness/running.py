@@ -1,4 +1,4 @@
-"""lm-eval's tasks on our checkpoints, one after the other: everything is checked first, each result is kept as it comes.
+"""lm-eval's tasks on our checkpoints, one after the other: all is checked first, each result is kept as it comes.
 
 OUT/lm-eval-NAME.json            what is being asked, then lm-eval's own scores; NAME is the task, and its length if any
 OUT/lm-eval-NAME.jsonl           a line for every example: what was said, what is right, its scores
@@ -75,13 +75,14 @@ class HarnessRun:
         self.options, self.out, self.console = options, out, console
         make = harness_model()
         self.run = Evaluation(checkpoint, tokenizer, options, device, console)
-        self.model = make(
-            self.run.model,
-            tokenizer=self.run.tokenizer,
-            bos=options.bos,
-            batch_size=options.batch,
-            max_length=options.max_length or UNLIMITED,
-        )
+        with harness_tasks.quiet():
+            self.model = make(
+                self.run.model,
+                tokenizer=self.run.tokenizer,
+                bos=options.bos,
+                batch_size=options.batch,
+                max_length=options.max_length or UNLIMITED,
+            )
         # A folder of its own: lm-eval lets a tokenizer's folder bring code, and here is nothing but what we write.
         self.model.tokenizer.save_pretrained(folder)
         self.ruler = Ruler(options, self.model.tokenizer, folder, out)

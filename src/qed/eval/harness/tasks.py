@@ -85,11 +85,14 @@ def built(names: list[str], options: Options) -> dict[str, Any]:
         except Exception as error:
             if name in given:  # whatever a template or a function of lm-eval raises for an example it cannot read
                 said = f"{type(error).__name__}: {error}"
-                raise ValueError(f"{options.data[name]}: expected examples of {name}, got one without: {said}") from error
+                raise ValueError(
+                    f"{options.data[name]}: expected examples of {name}, got one without: {said}"
+                ) from error
             missing[name] = error
             continue
         if name in given:
-            _check_examples(loaded[name], options.data[name])
+            with quiet():
+                _check_examples(loaded[name], options.data[name])
         tasks |= loaded
     if missing:
         first = next(iter(missing.values()))
@@ -137,5 +140,6 @@ def _examples(rows: list[dict[str, Any]] | None) -> Iterator[None]:
 
 def identity(task: Any, samples: int | None) -> str:
     """The sha256 of the examples that a task asks, the first `samples` of them if that is given."""
-    examples = list(task.eval_docs)[:samples]
+    with quiet():
+        examples = list(task.eval_docs)[:samples]
     return text_digest(json.dumps(examples, sort_keys=True, default=str))

@@ -54,7 +54,10 @@ def losses(model: QEDForCausalLM, ids: list[int], window: int | None = None, bat
 def bytes_before(tokenizer: Tokenizer, ids: list[int], edges: list[int]) -> list[int] | None:
     """How many bytes of text stand in so many tokens from the beginning; None where a token stands for an unknown word.
 
-    Tokens that separate documents are no text.
+    Args:
+        tokenizer: which made the tokens; those that separate documents are no text.
+        ids: the tokens.
+        edges: how many of them, for each number that is returned.
     """
     unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
     if unknown is not None and unknown in ids:
