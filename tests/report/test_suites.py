@@ -1,4 +1,4 @@
-"""Tables of lm-eval's suites: every number is a file's, means need all tasks, and what was asked otherwise is left out."""
+"""Tables of lm-eval's suites: numbers are those of files, means need all tasks, no column mixes ways of asking."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def kept(run: Path, task: str, measures: dict[str, float], length: int | None = 
 def asked(base: Path) -> Path:
     for arm, shift in (("gdn2-0", 0), ("qed-0", 4), ("qed-1", 8)):
         for number, (task, member) in enumerate(COMMONSENSE.items()):
-            shares = {name: (10 + number + shift) / 40 for name in ("acc", "acc_norm")}
+            shares = dict.fromkeys(("acc", "acc_norm"), (10 + number + shift) / 40)
             kept(base / arm, task, shares | {name: 20.5 + shift for name in member.shown if "acc" not in name})
         for number, task in enumerate(RULER):
             kept(base / arm, task, {"4096": (number + shift) / 40}, 4096)
