@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from qed import QEDConfig, QEDForCausalLM
 from qed.bench import made_up
 from qed.cli import app
 from qed.data import tokenization
@@ -20,7 +21,6 @@ from qed.eval.harness.model import harness_model
 from qed.eval.harness.running import run
 from qed.eval.harness.suites import MEMBERS, PREFIX, SUITES
 from qed.eval.options import Options
-from qed.model.causal_lm import QEDForCausalLM
 
 COUNT = 6
 COMMONSENSE = list(SUITES["commonsense"])
@@ -127,6 +127,36 @@ def test_what_is_generated_is_lm_evals_own(checkpoint: Path, theirs: Any) -> Non
     cut = ours.generate_until(asked([stop]))
     assert cut == [text.split(stop)[0] for text in whole]
     assert cut != whole
+
+
+def test_a_text_begins_with_the_tokenizers_own_token(checkpoint: Path) -> None:
+    """With `bos`, where the tokenizer has <s>: before contexts, and once before a whole text."""
+    from lm_eval.api.instance import Instance
+
+    words = tokenization.load(str(checkpoint / "tokenizer.json"))
+    words.add_special_tokens(["<s>"])
+    torch.manual_seed(0)
+    config = QEDConfig.tiny(vocab_size=1032, eos_token_id=0, bos_token_id=None, initializer_range=0.3)
+    model = QEDForCausalLM(config).eval()
+    begin = words.token_to_id("<s>")
+
+    def asked(kind: str, *arguments: str) -> list[Any]:
+        return [Instance(request_type=kind, doc={}, arguments=arguments, idx=0, metadata=("x", 0, 1))]
+
+    def truth(ids: list[int], first: int) -> float:
+        logits = model(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1).detach()
+        return float(sum(logits[i - 1, ids[i]] for i in range(first, len(ids))))
+
+    ids = words.encode("soda defu lipe", add_special_tokens=False).ids
+    context = words.encode("soda", add_special_tokens=False).ids
+    for bos, start in ((True, [begin]), (False, [])):
+        ours = harness_model()(model, tokenizer=words, bos=bos, batch_size=2)
+        ((found, _),) = ours.loglikelihood(asked("loglikelihood", "soda", " defu lipe"))
+        assert found == pytest.approx(truth([*start, *ids], len(start) + len(context)), abs=1e-4)
+        ((found, _),) = ours.loglikelihood(asked("loglikelihood", "", "soda defu lipe"))
+        assert found == pytest.approx(truth([begin, *ids], 1), abs=1e-4)
+        (whole,) = ours.loglikelihood_rolling(asked("loglikelihood_rolling", "soda defu lipe"))
+        assert whole == pytest.approx(truth([begin, *ids], 1), abs=1e-4)
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(checkpoint: Path, data: Path, tmp_path: Path) -> None:
