@@ -17,6 +17,7 @@ import pytest
 from typer.main import get_command
 
 from qed.cli import app
+from qed.eval.harness.suites import SUITES
 from qed.eval.tasks import TASKS
 from qed.recipes import build
 from qed.recipes.arms import Arm
@@ -94,6 +95,7 @@ def check_qed(words: list[str]) -> None:
         assert arms == "all" or [Arm.parse(x).name for x in arms.split(",")] == arms.split(",")
     elif path in ("qed eval", "qed strength") and not given.get("harness"):
         assert {y for x in given.get("task") or [] for y in x.split(",")} <= set(TASKS)
+        assert {y for x in given.get("suite") or [] for y in x.split(",")} <= set(SUITES)
 
 
 def check(words: list[str]) -> None:

@@ -154,6 +154,7 @@ def _lines() -> list[Line]:
                 "--strength": FACTORS,
                 "--batch": COUNTS,
                 "--harness": ("none", "lm_eval"),
+                "--suite": (*NAMES, "commonsense,", "ruler,x"),
                 "--out": no_target,
             }
             | device,

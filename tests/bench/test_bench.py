@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from qed import QEDConfig, QEDForCausalLM
-from qed.bench import growth
+from qed.bench import growth, made_up
 from qed.bench.growth_figure import table
 from qed.bench.measuring import Bench
 from qed.bench.model import decay_faster
@@ -21,6 +21,8 @@ from qed.bench.tune import tune
 from qed.cli import app
 from qed.data import tokenization
 from qed.data.synthetic import documents
+from qed.eval import scoring
+from qed.eval.harness.suites import SUITES
 from qed.model.config import SIZES as SIZES_OF_MODELS
 from qed.ops import operators
 
@@ -235,3 +237,35 @@ def test_times_an_evaluation(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "eval.json").read_text())
     assert report["by_length"].keys() == {"niah_single_1-512", "niah_single_1-1024"}
     assert report["seconds"] > sum(report["by_length"].values()) > 0
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    pytest.importorskip("lm_eval")
+    file = tmp_path / "tokenizer.json"
+    tokenization.train([made_up.Words("bench").text(4000, 4000)], 512).save(str(file))
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # lm-eval's
+def test_a_suite_beside_lm_evals_own_model(words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every task is timed; with a wrong score nothing is."""
+    command = ["bench", "eval", "--suite", "commonsense", "--size", "tiny", "--samples", "4", "--device", "cpu"]
+    command += ["--tokenizer", str(words), "--out", str(tmp_path / "suite.json")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "suite.json").read_text())
+    assert set(report["tasks"]) == {f"lm-eval-{task}" for task in SUITES["commonsense"]}
+    assert report["tasks"]["lm-eval-hellaswag"]["requests"] == 16
+    assert report["ratio"] == pytest.approx(report["seconds"]["hf"] / report["seconds"]["qed"])
+    (tmp_path / "suite.json").unlink()
+    right = scoring._scores
+
+    def wrong(*given: Any) -> list[scoring.Scores]:
+        return [x._replace(log_probability=x.log_probability * 1.01) for x in right(*given)]
+
+    monkeypatch.setattr(scoring, "_scores", wrong)
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, "correctness gate" in result.output) == (1, True)
+    assert not (tmp_path / "suite.json").exists()

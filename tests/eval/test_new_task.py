@@ -139,7 +139,7 @@ def test_tasks_with_the_same_columns_share_a_table() -> None:
     bins = [{"from": 0, "to": 64, "loss": 2.5}, {"from": 64, "to": 300, "loss": 1.5}]
     results = {
         "pairs-64": scored,
-        "positions-300": {"bins": bins},
+        "positions-300": {"bins": bins, "loss": 1.75, "bits_per_byte": 0.5},
         "fda-A1": scored,
         "mqar": {"accuracy": {"64x4": 1.0, "64x8": 0.5}},
     }
@@ -150,6 +150,10 @@ def test_tasks_with_the_same_columns_share_a_table() -> None:
     score = ("25.0%", "8", "60", "1.0")
     assert rows == {
         ("", "correct", "of", "prompt tokens", "seconds"): [("pairs-64", *score), ("fda-A1", *score)],
-        ("position", "loss"): [("0–64", "2.5000"), ("64–300", "1.5000")],
+        ("", "position", "loss", "bits per byte"): [
+            ("positions-300", "0–64", "2.5000", "unknown words"),
+            ("positions-300", "64–300", "1.5000", "unknown words"),
+            ("positions-300", "all", "1.7500", "0.5000"),
+        ],
         ("", "correct"): [("mqar 64x4", "100.0%"), ("mqar 64x8", "50.0%")],
     }

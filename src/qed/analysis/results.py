@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..eval.harness.suites import PREFIX
 from ..eval.packing import unpacked
 from ..eval.records import by_index
 from ..eval.task import MeasuredTask, NeedleTask
@@ -27,9 +28,9 @@ from ..files import read_json
 from ..recipes import usual_theta
 from ..recipes.arms import Arm
 from ..train.metrics import read_metrics
-from .strays import is_number, strays
+from .strays import TRACES, candidates, is_number, strays
+from .suites import Scored, harness_results
 
-HARNESS = "lm-eval"  # what names of lm-eval's own results begin with, which no table has
 # Fields that two results must share to stand in one table.
 SHARED = ("task", "length", "tokenizer", "prompts", "variant", "sizing", "context", "max_length", "bos")
 
@@ -185,7 +186,7 @@ def folder(path: Path, problems: list[str], strength: float) -> dict[str, Result
         packed = {}
     plain = {x.stem: Result(x) for x in path.glob("*.json") if x.stem.partition("-")[0] in TASKS}
     for x in sorted(path.glob("*.json")):
-        if x.stem not in plain and not x.name.startswith(HARNESS):
+        if x.stem not in plain and not x.name.startswith(PREFIX):
             problems.append(f"{x}: expected a result of `qed eval`, named after its task, got another file")
     for name in sorted(packed.keys() & plain.keys()):
         problems.append(f"{path}: {name} is there twice, packed and by itself, and neither is used")
@@ -273,6 +274,11 @@ class Run:
         return folder(self.path / "eval", self._problems, 1.0)
 
     @cached_property
+    def harness(self) -> dict[str, Scored]:
+        """The finished results of lm-eval's tasks, by name, such as "piqa" or "ruler_vt-4096"."""
+        return harness_results(self.path / "eval", self._problems)
+
+    @cached_property
     def strengths(self) -> dict[float, dict[str, Result]]:
         """The finished results with λ scaled at inference, by scale s and name. Those at s = 1 are among them."""
         base = self.path / "strength"
@@ -326,7 +332,7 @@ class Run:
     @cached_property
     def problems(self) -> list[str]:
         """The files that are there but are not used, each with the reason."""
-        for read in (self.metrics, self.results, self.strengths, self.mean_strength, self.eigenvalues):
+        for read in (self.metrics, self.results, self.harness, self.strengths, self.mean_strength, self.eigenvalues):
             del read  # reading a file is what finds its problems
         return self._problems
 
@@ -348,15 +354,6 @@ def _check_eigenvalues(measured: dict[str, Any], path: Path) -> None:
         raise ValueError(f"{path}: expected a histogram of {samples!r} samples, got one of {counted}")
 
 
-# A folder without a configuration was going to be a run if it has one of these.
-TRACES = ("metrics.jsonl", "stages.json", "checkpoints", "export", "eval", "strength", "eigenvalues.json")
-
-
-def _candidates(base: Path) -> list[Path]:
-    """The folders that may be runs: that of a run itself, or all in a folder of runs."""
-    return [base] if (base / "config.json").exists() else sorted(x for x in base.iterdir() if x.is_dir())
-
-
 def survey(*bases: Path) -> tuple[list[Run], list[str]]:
     """The training runs in these folders, ordered by name within each, and what is missing from them, in words."""
     for base in bases:
@@ -365,7 +362,7 @@ def survey(*bases: Path) -> tuple[list[Run], list[str]]:
     readable: list[Run] = []
     problems: list[str] = []
     named: set[Path] = set()
-    for path in (path for base in bases for path in _candidates(base)):
+    for path in (path for base in bases for path in candidates(base)):
         run = Run(path)
         if not (path / "config.json").exists():
             if not any(path.iterdir()) or any((path / name).exists() for name in TRACES):

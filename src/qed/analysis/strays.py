@@ -12,6 +12,8 @@ from ..eval.tasks import TASKS
 from ..files import read_json
 
 NAMES = {"metrics.jsonl", "metrics.jsonl.xz", "strength.json", "eigenvalues.json", "eigenvalues.json.xz", ANSWERS}
+# A folder without a configuration was going to be a run if it has one of these.
+TRACES = ("metrics.jsonl", "stages.json", "checkpoints", "export", "eval", "strength", "eigenvalues.json")
 
 
 def strays(base: Path, known: Iterable[Path]) -> list[str]:
@@ -60,3 +62,8 @@ def is_number(text: Any) -> bool:
         return math.isfinite(float(text))
     except (TypeError, ValueError):
         return False
+
+
+def candidates(base: Path) -> list[Path]:
+    """The folders that may be runs: that of a run itself, or all in a folder of runs."""
+    return [base] if (base / "config.json").exists() else sorted(x for x in base.iterdir() if x.is_dir())

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..eval.harness.suites import SUITES
 from .console import console_for, reported
 from .options import (
     LARGEST_SIZE,
     LARGEST_WIDTH,
     Batch,
+    Data,
     Device,
+    Essays,
     Heads,
     Lengths,
     Rows,
@@ -23,6 +26,7 @@ from .options import (
     choice,
     device_for,
     existing,
+    files,
     numbers,
     writable,
 )
@@ -200,20 +204,34 @@ def _eval(
     lengths: Lengths = "1024,2048,4096,8192,16384,32768",
     samples: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Prompts of each length.")] = 500,
     words: Words = None,
+    suite: Annotated[
+        str, typer.Option(help=f"Time one of lm-eval's suites beside its own `hf` model: {', '.join(SUITES)}.")
+    ] = "",
+    data: Data = None,
+    essays: Essays = None,
     batch: Batch = 64,
     device: Device = "auto",
 ) -> None:
-    """Time S-NIAH-1 on a model with random weights."""
+    """Time S-NIAH-1, or a suite of lm-eval, on a model with random weights."""
     from ..bench import eval as evaluation
+    from ..bench import suites
+    from ..bench.measuring import GateError
     from ..eval.options import Options
     from ..model.config import SIZES
 
     choice("--size", size, SIZES)
+    choice("--suite", suite, ("", *SUITES))
     options = Options(
         lengths=numbers("--lengths", lengths, 1, LARGEST_SIZE),
         samples=samples,
         words=existing("--words", words, folder=True),
+        essays=existing("--essays", essays, folder=False),
+        data=files(data, [name for name, x in SUITES.get(suite, {}).items() if x.reads_file]),
         batch=batch,
     )
     bench = _bench(out, device, against, "fla.layers.gdn2")
+    if suite:
+        with reported(GateError):
+            suites.measure(bench, size=SIZES[size], tokenizer=tokenizer, suite=suite, options=options)
+        return
     evaluation.measure(bench, size=SIZES[size], tokenizer=tokenizer, options=options)

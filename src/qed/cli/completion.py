@@ -57,3 +57,10 @@ def tasks(incomplete: str) -> list[str]:
     from ..eval.tasks import TASKS
 
     return _beginning(incomplete, TASKS)
+
+
+def suites(incomplete: str) -> list[str]:
+    """Names of suites, separated by commas."""
+    from ..eval.harness.suites import SUITES
+
+    return _beginning(incomplete, SUITES)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..analysis.paper import EIGENVALUES
+from ..eval.harness.suites import MEMBERS, SUITES
 from ..eval.task import NeedleTask
 from ..eval.tasks import TASKS, of_kind, reading
 from . import completion
@@ -27,6 +29,7 @@ from .options import (
     Samples,
     Seed,
     Strength,
+    Suites,
     Tasks,
     Tokenizer,
     Variant,
@@ -121,13 +124,16 @@ def _checked(
     essays: Path | None,
     data: list[str] | None,
     prompts: Path | None,
+    readers: Container[str] | None = None,
 ) -> dict[str, Any]:
-    """Read and check the options that say where examples come from; return them as fields of `eval.options.Options`."""
+    """Read and check the options that say where examples come from; return them as fields of `eval.options.Options`.
+    `readers` are the tasks that may have a file, by default those of our own that do."""
+    readers = reading("data") if readers is None else readers
     return {
         "lengths": numbers("--lengths", lengths, 1, LARGEST_SIZE),
         "words": existing("--words", words, folder=True),
         "essays": existing("--essays", essays, folder=False),
-        "data": files(data, [name for name in tasks if name in reading("data")]),
+        "data": files(data, [name for name in tasks if name in readers]),
         "prompts": None if prompts is None else writable("--prompts", prompts, folder=True),
     }
 
@@ -136,6 +142,7 @@ def _checked(
 def _eval(
     checkpoint: OptionalCheckpoint = None,
     task: Tasks = None,
+    suite: Suites = None,
     out: EvalOut = None,
     lengths: Lengths = "1024,2048,4096,8192,16384,32768",
     samples: Samples = None,
@@ -157,15 +164,14 @@ def _eval(
     device: Device = "auto",
     import_: Import = None,
 ) -> None:
-    """Evaluate a checkpoint: retrieval, recall, loss by position."""
+    """Evaluate a checkpoint: retrieval, recall, loss by position, and the suites of lm-eval."""
     from ..eval.options import Options
     from ..eval.run import evaluate
 
-    console = console_for()
     choice("--harness", harness, ("lm-eval", ""))
-    tasks = names("--task", task, None if harness else of_kind(NeedleTask) if prompts_only else TASKS)
+    tasks, readers = _asked(task, suite, harness, prompts_only)
     options = Options(
-        **_checked(tasks, lengths, words, essays, data, prompts),
+        **_checked(tasks, lengths, words, essays, data, prompts, readers),
         samples=samples,
         seed=seed,
         sizing=sizing,
@@ -184,14 +190,30 @@ def _eval(
     if checkpoint is None or out is None:
         raise ValueError("CHECKPOINT: expected a folder that save_pretrained wrote, got none")
     writable("--out", out, folder=True)
-    if harness:
-        from ..eval.harness import run
-
-        run(checkpoint, tasks, options, out=out, device=device_for(device), console=console)
-        return
     chosen = device_for(device)
+    if harness or suite:
+        from ..eval.harness.running import run
+
+        run(checkpoint, tasks, options, out=out, device=chosen, console=console_for(), tokenizer=tokenizer)
+        return
     _warn(tasks, options, checkpoint, tokenizer)
-    evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=chosen, console=console)
+    evaluate(checkpoint, tasks, options, out=out, tokenizer=tokenizer, device=chosen, console=console_for())
+
+
+def _asked(
+    task: list[str] | None, suite: list[str] | None, harness: str, prompts_only: bool
+) -> tuple[list[str], Container[str] | None]:
+    """The names of the tasks that are asked for; and of lm-eval's, those that may read a file of --data."""
+    if suite:
+        if task or prompts_only:
+            said = "--task" if task else "--prompts-only"
+            raise ValueError(f"--suite: expected no {said} beside it, got both")
+        found = [name for x in names("--suite", suite, SUITES) for name in SUITES[x]]
+        return found, [name for name in found if MEMBERS[name].reads_file]
+    if harness:
+        found = names("--task", task, None)
+        return found, found
+    return names("--task", task, of_kind(NeedleTask) if prompts_only else TASKS), None
 
 
 def _warn(tasks: list[str], options: Options, checkpoint: Path, tokenizer: str | None) -> None:

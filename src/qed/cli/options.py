@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..choices import check_choice
+from ..eval.harness.suites import SUITES
 from ..eval.task import RecallTask
 from ..eval.tasks import TASKS, of_kind
 from ..files import read_json
@@ -116,7 +117,18 @@ Essays = Annotated[
 ]
 Data = Annotated[
     list[str] | None,
-    typer.Option(help="TASK=FILE of JSON lines; positions=FOLDER that `qed prepare` wrote. May be given repeatedly."),
+    typer.Option(
+        help="TASK=FILE of JSON lines; a folder with TASK.jsonl of several tasks; positions=FOLDER that `qed prepare` "
+        "wrote. May be given repeatedly."
+    ),
+]
+Suites = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--suite",
+        help=f"Tasks of lm-eval that papers report together: one or more of {', '.join(SUITES)}.",
+        autocompletion=completion.suites,
+    ),
 ]
 Variant = Annotated[str, typer.Option(help=f"How {', '.join(of_kind(RecallTask))} are asked: A0, A1 or B.")]
 Prompts = Annotated[Path | None, typer.Option(help="A folder of frozen prompts that runs share.")]
@@ -165,10 +177,17 @@ def assignments(items: list[str] | None) -> dict[str, str]:
     return values
 
 
+ENDINGS = (".jsonl", ".jsonl.xz", ".json", ".json.xz")  # of a task's file in a folder of --data
+
+
 def files(data: list[str] | None, allowed: Iterable[str]) -> dict[str, Path]:
-    """Read TASK=FILE of every --data. Each task in `allowed` may be given once, and its file or folder must exist."""
+    """Read TASK=FILE of every --data. Each task in `allowed` may be given once, and its file or folder must exist. Of a
+    folder those files are taken that are named after a task in `allowed` which has none of its own."""
     allowed, paths = list(allowed), dict[str, Path]()
+    folders = [Path(item) for item in data or [] if "=" not in item and Path(item).is_dir()]
     for item in data or []:
+        if Path(item) in folders:
+            continue
         task, separator, path = item.partition("=")
         if not separator or not path:
             raise ValueError(f"--data: expected TASK=FILE, got {item!r}")
@@ -181,6 +200,12 @@ def files(data: list[str] | None, allowed: Iterable[str]) -> dict[str, Path]:
         if not Path(path).exists():
             raise ValueError(f"--data: expected a file for {task}, got {path}, which does not exist")
         paths[task] = Path(path)
+    for folder in folders:
+        found = {task: folder / f"{task}{end}" for task in allowed for end in reversed(ENDINGS)}
+        found = {task: path for task, path in found.items() if path.is_file()}
+        if not found:
+            raise ValueError(f"--data: expected files in {folder} named after tasks, TASK.jsonl, got none")
+        paths = found | paths
     return paths
 
 

@@ -6,6 +6,8 @@ state has the same size after 32 or 32,768 tokens. Then all are continued token 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..model.cache import QEDCache
@@ -44,7 +46,13 @@ def read(model: QEDForCausalLM, prompts: list[list[int]]) -> tuple[torch.Tensor,
 
 @torch.no_grad()
 def answers(
-    model: QEDForCausalLM, prompts: list[list[int]], *, new_tokens: int, ends: set[int], batch: int
+    model: QEDForCausalLM,
+    prompts: list[list[int]],
+    *,
+    new_tokens: int,
+    ends: set[int],
+    batch: int,
+    finished: Callable[[list[int]], bool] | None = None,
 ) -> list[list[int]]:
     """The new tokens after every prompt, up to the first end.
 
@@ -54,6 +62,7 @@ def answers(
         new_tokens: how many at most are generated after each.
         ends: tokens that end an answer, and do not belong to it.
         batch: to how many rows the batch is filled up on a GPU, where decoding is captured for a number of rows.
+        finished: whether an answer so far has all that is asked for; where all have, no more tokens are generated.
     """
     count = len(prompts)
     if model.device.type == "cuda":
@@ -63,6 +72,8 @@ def answers(
     for part in continued(model, logits, cache, max_new_tokens=new_tokens, sampling=Sampling()):
         parts.append(part[:count].cpu())
         ended |= torch.isin(parts[-1], torch.tensor(sorted(ends))).any(1)
+        if finished is not None:
+            ended |= torch.tensor([finished(row) for row in torch.cat(parts, 1).tolist()])
         if bool(ended.all()):
             break
     rows = torch.cat(parts, 1).tolist()

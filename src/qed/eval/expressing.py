@@ -83,7 +83,7 @@ def obstacle(task: Task, options: Options, tokenizer: Tokenizer) -> str | None:
         examples = [(prompt.golds, prompt.ids) for prompt in recall_prompts(task, tokenizer, few)[0]]
     else:
         return None
-    return _obstacle(task.name, task.correct, examples, tokenizer)
+    return example_obstacle(task.name, task.correct, examples, tokenizer)
 
 
 def practice_obstacle(tokenizer: Tokenizer) -> str | None:
@@ -94,14 +94,23 @@ def practice_obstacle(tokenizer: Tokenizer) -> str | None:
         text = practice.document(draw, [NOISE], NOISE.lower().split())
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         examples += [((value(kind, draw),), ids) for kind in ("numbers", "uuids")]
-    return _obstacle(PRACTICE, correct, examples, tokenizer)
+    return example_obstacle(PRACTICE, correct, examples, tokenizer)
 
 
-def _obstacle(
+def example_obstacle(
     name: str, right: Callable[[str, str], bool], examples: list[Example], tokenizer: Tokenizer
 ) -> str | None:
-    """Why none of the answers to some examples can be given, or most of their words cannot be read."""
+    """Why none of the answers to some examples can be given, or many of their words cannot be read.
+
+    Args:
+        name: what the examples are of.
+        right: whether a prediction has an answer.
+        examples: of each the answers, none where nothing is generated, and the tokens that are read.
+        tokenizer: of the models.
+    """
     for golds, _ in examples:
+        if not golds:
+            continue
         spelled = [tokenizer.encode(gold, add_special_tokens=False).ids for gold in golds]
         if not any(right(tokenizer.decode(ids), gold) for ids, gold in zip(spelled, golds, strict=True)):
             becomes = tokenizer.decode(spelled[0], skip_special_tokens=False)

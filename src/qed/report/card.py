@@ -9,7 +9,8 @@ from pathlib import Path
 from safetensors import safe_open
 
 from ..analysis.names import NEEDLES, RECALL, name_of, result_title
-from ..analysis.results import HARNESS, Result, Run, folder
+from ..analysis.results import Result, Run, folder
+from ..eval.harness.suites import PREFIX
 from ..files import read_json, write_bytes
 from ..model.card import card, cell, write_card
 from ..model.config import QEDConfig
@@ -156,7 +157,7 @@ def _by_task_and_length(item: tuple[str, Result]) -> tuple[str, int]:
 
 def _harness(place: Path) -> Iterator[tuple[str, str, str, str]]:
     """Yield what lm-eval's own tasks gave, a row for every measure."""
-    for path in sorted(place.glob(f"{HARNESS}-*.json")):
+    for path in sorted(place.glob(f"{PREFIX}-*.json")):
         for task, measures in read_json(path, "a result of lm-eval").get("result", {}).items():
             for name, value in measures.items():
                 if isinstance(value, int | float) and value != -1 and not name.startswith("sample"):

@@ -126,7 +126,7 @@ def positions(runs: list[Run]) -> Chart:
     series = []
     for run in runs:
         for name, result in run.results.items():
-            if name.startswith("positions-"):
+            if name.startswith("positions-") and result.about.get("max_length") is None:
                 bins = result.result["bins"]
                 middle = [(x["from"] + x["to"]) / 2 for x in bins]
                 series.append(line_of(runs, run, middle, [x["loss"] for x in bins]))

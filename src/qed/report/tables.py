@@ -24,6 +24,7 @@ from ..eval.task import NeedleTask
 from ..eval.tasks import of_kind
 from ..recipes.paper import ARMS
 from .markup import Place, Table
+from .suites import suite_tables
 
 PAST_TRAINING = "A length is past the training length if its shortest prompt has more tokens than a row of training."
 
@@ -39,6 +40,7 @@ def all_tables(runs: list[Run]) -> list[Table]:
     tables += [table for table in (first_answers(runs), split_table(runs)) if table.rows]
     tables += [strength_sweep(runs)] if any(run.strengths for run in runs) else []
     tables += [eigenvalue_table(runs)] if any(run.eigenvalues for run in runs) else []
+    tables += suite_tables(runs)
     return tables + [table for table in (positions_table(runs), transitions(runs)) if table.rows]
 
 
@@ -307,7 +309,7 @@ def eigenvalue_table(runs: list[Run]) -> Table:
 
 
 def positions_table(runs: list[Run]) -> Table:
-    """The loss by position in the row."""
+    """The loss by position in the row, of whole rows and of windows that slide over them."""
     rows: list[list[str | None]] = []
     edges: list[tuple[int, int]] = []
     for run in runs:
@@ -316,8 +318,11 @@ def positions_table(runs: list[Run]) -> Table:
                 edges = edges or [(x["from"], x["to"]) for x in result.result["bins"]]
                 losses = {(x["from"], x["to"]): x["loss"] for x in result.result["bins"]}
                 cells = [f"{losses[x]:.4f}" if x in losses else None for x in edges]
-                rows.append([name_of(run.arm), str(run.seed), *cells])
-    columns = ["arm", "seed", *(f"{a}–{b}" for a, b in edges)]
+                window, bits = result.about.get("max_length"), result.result.get("bits_per_byte")
+                seen = "all before it" if window is None else f"at most {window:,} tokens"
+                row = [name_of(run.arm), str(run.seed), seen, *cells, None if bits is None else f"{bits:.4f}"]
+                rows.append(row)
+    columns = ["arm", "seed", "a prediction sees", *(f"{a}–{b}" for a, b in edges), "bits a byte, all"]
     return Table(name="loss_by_position", title="Loss by position in the row (nats)", columns=columns, rows=rows)
 
 
