@@ -34,7 +34,7 @@ def test_what_cannot_run_is_found_first(tmp_path: Path) -> None:
     from qed.eval.harness.running import run
 
     torch.manual_seed(0)
-    QEDForCausalLM(QEDConfig.tiny()).save_pretrained(tmp_path / "model")
+    QEDForCausalLM(QEDConfig.tiny(vocab_size=512)).save_pretrained(tmp_path / "model")
     (tmp_path / "fda.jsonl").write_text('{"text": "a:", "key": "a", "value": ""}\n')
     data = {"fda": tmp_path / "fda.jsonl"}
 

@@ -91,8 +91,7 @@ class HarnessRun:
 
     def jobs(self, names: list[str]) -> list[Job]:
         """All that is to be done. Whatever is wrong with names, files, lengths or earlier results raises here."""
-        names = [task for name in names for task in SUITES.get(name, (name,))]
-        harness_tasks.check_names(names)
+        names = checked_names(names)
         with_lengths = [name for name in names if name in MEMBERS and MEMBERS[name].lengths]
         if with_lengths and (self.options.max_length or UNLIMITED) < max(self.options.lengths):
             most = self.options.max_length
@@ -182,6 +181,13 @@ class HarnessRun:
             self.console.print(f"warning: {reason}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
+def checked_names(names: list[str]) -> list[str]:
+    """The tasks of suites and tasks of these names; ValueError for a name that lm-eval does not have."""
+    tasks = [task for name in names for task in SUITES.get(name, (name,))]
+    harness_tasks.check_names(tasks)
+    return tasks
+
+
 def _version(entry: Any) -> Any:
     """The version of a task that is not built yet."""
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -235,6 +241,8 @@ def run(
         device: where the model runs.
         console: for progress bars and the table.
     """
+    harness_model()  # which says so where lm-eval is not installed
+    checked_names(names)  # before a model is loaded
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         place: dict[str, Any] = {"out": out, "device": device, "console": console, "folder": Path(folder)}
