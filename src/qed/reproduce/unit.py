@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from ..analysis.eigenvalues import write_eigenvalues
 from ..analysis.strength import SCALES, sweep
-from ..data import tokenization
+from ..data import Generated, tokenization
 from ..eval.options import Options
 from ..eval.prompts import frozen
 from ..eval.records import lines
@@ -98,16 +98,22 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
         console: where progress is printed.
     """
     run = out / "runs" / unit.name
-    encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
 
     def training() -> int:
-        watch = watcher(plan, out, encoder)
+        encoder = None if plan.settings else tokenization.load(str(out / "data" / "tokenizer.json"))
+        watch = None if encoder is None else watcher(plan, out, encoder)
         return train(plan.config(unit, out), run, device=device, console=console, watch=watch)
 
-    def evaluation() -> None:
-        def answer(tasks: list[str], chosen: Options) -> None:
-            evaluate(run / "export", tasks, chosen, out=run / "eval", tokenizer=None, device=device, console=console)
+    def answer(tasks: list[str], chosen: Options) -> None:
+        evaluate(run / "export", tasks, chosen, out=run / "eval", tokenizer=None, device=device, console=console)
 
+    def measurement() -> None:
+        config = plan.config(unit, out)
+        lengths = plan.lengths or (config.sequence,)
+        answer([Generated(config.data).kind.task], Options(lengths=lengths, samples=plan.samples, batch=plan.batch))
+        describe(run / "export", run)
+
+    def evaluation() -> None:
         given = options(plan, out)
         answer(list(plan.needles), given)
         if plan.recall:
@@ -145,7 +151,8 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
             console=console,
         )
 
-    known = {"train": training, "eval": evaluation, "off": off, "strength": strength, "eigenvalues": eigenvalues}
+    known = {"train": training, "off": off, "strength": strength, "eigenvalues": eigenvalues}
+    known["eval"] = measurement if plan.settings else evaluation
     return {name: known[name] for name in plan.stages(unit)}
 
 

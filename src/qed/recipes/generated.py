@@ -1,0 +1,86 @@
+"""Runs on rows that are made: what a state can follow (state tracking), and how much it can hold (recall)."""
+
+from __future__ import annotations
+
+from ..choices import check_choice
+from ..data.generated import PREFIX, Generated
+from ..train.config import TrainConfig
+
+# The most pairs that a state of this width is asked for; a row has four tokens a pair.
+LOADS = {16: 64, 32: 64, 64: 256, 128: 512}
+
+
+def tracking(group: str = "z2", arm: str = "qed", seed: int = 0) -> TrainConfig:
+    """One layer learns the running product of a group's letters from rows of 32; it ends early where it has.
+
+    There is a single layer, because theory says of single layers what they can follow: two of them may do together what
+    one cannot.
+
+    Args:
+        group: a name of `qed.data.groups.GROUPS`.
+        arm: any rule.
+        seed: of the weights and of the words.
+    """
+    data = f"{PREFIX}tracking:{group}"
+    return TrainConfig(
+        name=f"tracking-{group}-{arm}-{seed}",
+        model={
+            **{"hidden_size": 64, "num_hidden_layers": 1, "num_heads": 2, "head_dim": 32, "intermediate_size": 128},
+            **{"rule": arm, "vocab_size": Generated(data).vocab_size, "tie_word_embeddings": False},
+        },
+        data=data,
+        validation=data,
+        seed=seed,
+        sequence=32,
+        batch_tokens=32 * 32,
+        micro_tokens=32 * 32,
+        total_tokens=2000 * 32 * 32,
+        decay_start_tokens=1000 * 32 * 32,
+        learning_rate=5e-3,
+        weight_decay=0.0,
+        precision="float32",
+        compile=False,
+        save_every=1000,
+        validate_every=100,
+        validation_tokens=64 * 32,
+        stop_at_loss=0.002,
+        log_every=100,
+    )
+
+
+def recall(width: int = 16, arm: str = "qed", seed: int = 0) -> TrainConfig:
+    """Two layers with one head of `width` channels learn to recall pairs, of which rows have from 4 to four a channel.
+
+    Args:
+        width: channels of the head, keys' and values': a layer's state has width² numbers.
+        arm: any rule.
+        seed: of the weights and of the pairs.
+    """
+    check_choice("width", str(width), list(map(str, LOADS)))
+    pairs = LOADS[width]
+    data, row = f"{PREFIX}recall:{pairs}", 4 * pairs
+    loads = Generated(data).kind.cycle
+    batch = loads * max(1, 4096 // (row * loads)) * row
+    return TrainConfig(
+        name=f"recall-{width}-{arm}-{seed}",
+        model={
+            **{"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 1, "head_dim": width, "intermediate_size": 128},
+            **{"rule": arm, "vocab_size": Generated(data).vocab_size},
+        },
+        data=data,
+        validation=data,
+        seed=seed,
+        sequence=row,
+        batch_tokens=batch,
+        micro_tokens=batch,
+        total_tokens=2000 * batch,
+        decay_start_tokens=1200 * batch,
+        learning_rate=3e-3,
+        weight_decay=0.0,
+        precision="float32",
+        compile=False,
+        save_every=500,
+        validate_every=250,
+        validation_tokens=4 * loads * row,
+        log_every=100,
+    )
