@@ -1,7 +1,7 @@
 """How many pairs a state holds: the load at which 90 % of all questions are still answered, against the state's size.
 
-The load is read off between the two numbers of pairs where accuracy crosses 90 % for the first time, linearly in log₂ of
-the pairs; at the ends of the range where it does not cross. A line through log₂ capacity against log₂ of the state's
+The load is read off between the two numbers of pairs where accuracy crosses 90 % for the first time, linearly in log₂
+of the pairs; at the ends of the range where it does not cross. A line through log₂ capacity against log₂ of the state's
 numbers, over trainings, says how capacity grows: a slope of 1 is a constant number of floats a pair.
 """
 

@@ -263,11 +263,9 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the training has done all of its steps, or has ended at a validation loss as low as it need be."""
+        """Whether the training has done all of its steps."""
         steps = -(-self.config["total_tokens"] // self.config["batch_tokens"])
-        last = self.metrics[-1] if self.metrics else {"step": -1}
-        loss, low = last.get("validation_loss"), self.config.get("stop_at_loss", 0)
-        return last["step"] + 1 >= steps or (loss is not None and loss <= low)
+        return bool(self.metrics) and self.metrics[-1]["step"] + 1 >= steps
 
     @cached_property
     def results(self) -> dict[str, Result]:

@@ -35,7 +35,7 @@ Scale = Annotated[
     str,
     typer.Option(
         help="mini (two cores), small, medium, paper-short (one large GPU each) or paper (days); tracking (two cores) "
-        "and recall (one GPU), what a state can follow and hold. Several, separated by commas, run one after the other.",
+        "and recall (one GPU) ask what a state can follow and hold. Several, separated by commas, run in turn.",
         autocompletion=completion.scales,
     ),
 ]

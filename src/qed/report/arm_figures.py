@@ -105,18 +105,20 @@ def capacities(settings: Settings) -> Chart:
                 ends = (2**low, 2**high) if len(octaves) > 2 else (2**mean, 2**mean)
                 points.append((float(state_numbers(own[0])), 2**mean, *ends))
         if points:
-            x, y, low_ends, high_ends = (list(values) for values in zip(*points, strict=True))
+            sizes, held, low_ends, high_ends = (list(values) for values in zip(*points, strict=True))
             colour, dashes = _look(arm)
             series.append(
-                Series(name=name_of(arm), colour=colour, dashes=dashes, x=x, y=y, low=low_ends, high=high_ends)
+                Series(name=name_of(arm), colour=colour, dashes=dashes, x=sizes, y=held, low=low_ends, high=high_ends)
             )
-    sizes = sorted({x for one in series for x in one.x})
+    ticks = sorted({size for one in series for size in one.x})
     panel = Panel(
-        x=Axis(label="numbers in the state", scale="log2", ticks={x: f"{x:,.0f}" for x in sizes}),
+        x=Axis(label="numbers in the state", scale="log2", ticks={x: f"{x:,.0f}" for x in ticks}),
         y=Axis(label="pairs held at 90 %", scale="log2", shown=lambda y: f"{y:.1f} pairs"),
         series=series,
     )
-    caption = "Each point is the mean over trainings in log₂, with Student's 95 % interval where there are three or more."
+    caption = (
+        "Each point is the mean over trainings in log₂, with Student's 95 % interval where there are three or more."
+    )
     return Chart(title="Pairs held against the size of the state", caption=caption, panels=[panel], height=4.2)
 
 

@@ -126,8 +126,8 @@ def parts_of(found: Folders, registered: bool) -> list[Part]:
         parts.append(Part("arms", "One table", [said], [table], {}))
     if found.tracking:
         said = (
-            "A model of one layer reads letters of a finite group and says after every one what the word has multiplied "
-            "to so far. It is trained on short words and asked about long ones. What a rule can follow depends on the "
+            "A model of one layer reads letters of a finite group and says after each what the word has multiplied to "
+            "so far. It is trained on short words and asked about long ones. What a rule can follow depends on the "
             "eigenvalues of its transition: without a negative one not even parity, with real ones alone no element of "
             "order three."
         )

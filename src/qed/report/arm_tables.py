@@ -121,9 +121,9 @@ def capacity_table(settings: Settings) -> Table:
         columns=["arm", *(f"{width} channels, {sizes[width]:,} numbers" for width in widths), "growth"],
         rows=rows,
         absent="not trained",
-        note="In brackets are Student's 95 % intervals over trainings, taken in log₂. ≥ and < say that in some training "
-        "the capacity lies beyond the loads that were asked. Growth is the slope of log₂ pairs against log₂ of the "
-        "numbers in the state: with 1, twice the state holds twice the pairs.",
+        note="In brackets are Student's 95 % intervals over trainings, taken in log₂. ≥ and < say that in some "
+        "training the capacity lies beyond the loads that were asked. Growth is the slope of log₂ pairs against log₂ of "
+        "the numbers in the state: with 1, twice the state holds twice the pairs.",
     )
 
 
@@ -182,8 +182,8 @@ def capacity_tests(settings: Settings, registered: bool) -> Table:
         columns=["difference", "answer", "octaves [95 %]", "p", "p (Holm)"],
         rows=rows,
         answers=1,
-        note="A training's capacity is the mean of log₂ pairs over all widths. Variances are pooled over the arms of the "
-        f"family; trainings: {', '.join(f'{n} of {name_of(arm)}' for arm, n in trained.items()) or 'none'}.",
+        note="A training's capacity is the mean of log₂ pairs over all widths. Variances are pooled over the arms of "
+        f"the family; trainings: {', '.join(f'{n} of {name_of(arm)}' for arm, n in trained.items()) or 'none'}.",
     )
 
 
@@ -209,8 +209,8 @@ def one_table(tracking: Settings, recall: Settings, mini: list[Run]) -> Table:
         columns=columns,
         rows=rows,
         absent="not measured",
-        note="Groups: per cent of products right at the last places, and in how many trainings 90 % or more are. Pairs: "
-        f"the load up to which {HELD:.0%} of all questions are answered, with the interval over trainings.",
+        note="Groups: per cent of products right at the last places, and in how many trainings 90 % or more are. "
+        f"Pairs: the load up to which {HELD:.0%} of all questions are answered, with the interval over trainings.",
     )
 
 

@@ -28,7 +28,6 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("sequence", "batch_tokens", "micro_tokens", "total_tokens", "validation_tokens"), (1, math.inf)),
     **dict.fromkeys(("save_every", "validate_every", "log_every", "stop_after_skipped"), (1, math.inf)),
     **dict.fromkeys(("decay_start_tokens", "learning_rate", "theta_learning_rate", "weight_decay"), (0, math.inf)),
-    "stop_at_loss": (0, math.inf),
     **dict.fromkeys(("epsilon", "clip"), (sys.float_info.min, math.inf)),
     "warmup_fraction": (0, 1),
 }
@@ -71,7 +70,6 @@ class TrainConfig:
         save_every: steps between two checkpoints.
         validate_every: steps between two validations.
         validation_tokens: held-out tokens that a validation reads.
-        stop_at_loss: a validation loss at which, or below, the run is over; with 0 it has all of its steps.
         log_every: steps between two printed lines.
         stop_after_skipped: steps in a row without a finite gradient after which the run stops.
         loggers: tensorboard, trackio, wandb or yours, separated by commas; jsonl (metrics.jsonl) is always written.
@@ -104,7 +102,6 @@ class TrainConfig:
     save_every: int = 500
     validate_every: int = 500
     validation_tokens: int = 1_048_576
-    stop_at_loss: float = 0.0
     log_every: int = 1
     stop_after_skipped: int = 20
     loggers: str = "jsonl"
@@ -137,8 +134,6 @@ class TrainConfig:
             )
         if self.context < 1 or self.sequence % self.context:
             raise ValueError(f"context: expected a divisor of a row's {self.sequence} tokens, got {self.context}")
-        if self.stop_at_loss and self.validation is None:
-            raise ValueError(f"stop_at_loss: expected 0, since the run is not validated, got {self.stop_at_loss}")
         if self.decay_start_tokens > self.total_tokens:
             raise ValueError(
                 f"decay_start_tokens: expected at most total_tokens, {self.total_tokens}, got {self.decay_start_tokens}"

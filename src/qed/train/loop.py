@@ -175,12 +175,6 @@ class Trainer:
         """The module inside DistributedDataParallel, which would put a name of its own before all others."""
         return self.loss.module if isinstance(self.loss, DistributedDataParallel) else self.loss
 
-    @property
-    def finished(self) -> bool:
-        """Whether the run is over: it has done all steps, or its last validation loss is as low as it need be."""
-        low = self.validation_loss is not None and self.validation_loss <= self.config.stop_at_loss
-        return self.step >= self.config.steps or low
-
     def run(self) -> None:
         """Train to the last step and export the model, or until `stopping` is set. Diverged if gradients stay bad."""
         config = self.config
@@ -189,7 +183,7 @@ class Trainer:
             self.loggers.start(LoggedRun(about, self.out, self.step, config.steps, self.display.say))
         in_a_row, stop = 0, self._asked_to_stop()
         try:
-            while not self.finished and not stop:
+            while self.step < config.steps and not stop:
                 start = time.perf_counter()
                 result = self._step()
                 self.step += 1
@@ -208,11 +202,11 @@ class Trainer:
                 self.display.step(row)
                 if in_a_row >= config.stop_after_skipped:
                     self._report_divergence()
-                if self.step % config.save_every == 0 or self.finished or stop:
+                if self.step % config.save_every == 0 or self.step == config.steps or stop:
                     self.save()
         finally:
             self.loggers.finish()
-        if self.finished:
+        if self.step == config.steps:
             self.export()
 
     def _asked_to_stop(self) -> bool:
@@ -370,7 +364,7 @@ def _run(trainer: Trainer) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
         trainer.parallel.close()
-    if trainer.finished:
+    if trainer.step == trainer.config.steps:
         return 0
     trainer.report_stop()
     return STOPPED

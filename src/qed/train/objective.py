@@ -87,6 +87,10 @@ class SummedLoss(nn.Module):
         """Map rows of tokens [B, T + 1] to the sum of the losses of all but the first token of each, and rows with
         targets of their own, [B, T + 1, 2], to the sum of the losses of those that there are."""
         given, wanted = given_and_wanted(rows)
-        hidden = self.model.model(given, use_cache=False).last_hidden_state
+        hidden = self.model.model(given, use_cache=False).last_hidden_state.flatten(0, 1)
+        wanted = wanted.flatten()
+        if rows.dim() == 3 and not (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
+            there = wanted != IGNORED  # a graph has fixed shapes, and computes the others' logits for nothing
+            hidden, wanted = hidden[there], wanted[there]
         with torch.autocast(hidden.device.type, enabled=False):
-            return linear_cross_entropy(hidden.flatten(0, 1), self.model.lm_head.weight, wanted.flatten())
+            return linear_cross_entropy(hidden, self.model.lm_head.weight, wanted)

@@ -95,9 +95,7 @@ def prepare(model: QEDForCausalLM, options: Options, tokenizer: str, *, group: s
             done(sum(map(len, right)))
         return result_of(group, np.concatenate(right))
 
-    return Measurement(
-        suffix=str(length), about={"length": length, "prompts": prompts}, steps=len(tokens), run=run
-    )
+    return Measurement(suffix=str(length), about={"length": length, "prompts": prompts}, steps=len(tokens), run=run)
 
 
 def check(result: dict[str, Any], *, group: str) -> None:

@@ -1,0 +1,97 @@
+"""Rows that are made: exact answers, and a pure function of source, stream and number."""
+
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qed.data import Generated, Loader
+from qed.data.generated import given_and_wanted, numbers_of_pairs
+from qed.data.groups import GROUPS, Table, cycle, product, written
+from qed.recipes import build
+from qed.train.inputs import open_inputs
+
+ORDERS = {"z2": 2, "z3": 3, "z5": 5, "s3": 6, "s4": 24, "a5": 60, "s5": 120, "s3_swaps": 6, "s5_swaps": 120}
+
+
+def matrix(permutation: tuple[int, ...]) -> np.ndarray:
+    """The permutation of unit vectors, eᵢ → e_{p(i)}, as a matrix that row vectors are multiplied by."""
+    return np.eye(len(permutation))[list(permutation)]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_targets_are_products_of_matrices(name: str) -> None:
+    """The running product, computed again as a product of matrices and read off where it puts every unit vector."""
+    table = Table(GROUPS[name])
+    assert len(table.elements) == ORDERS[name]
+    source = Generated(f"generated:tracking:{name}")
+    given, wanted = given_and_wanted(source.rows(range(3), 50))
+    named = {text: x for text, x in zip(table.names, table.elements, strict=True)}
+    for letters, targets in zip(given, wanted, strict=True):
+        so_far = np.eye(len(table.elements[0]))
+        for letter, target in zip(letters.tolist(), targets.tolist(), strict=True):
+            so_far = so_far @ matrix(named[source.tokenizer.id_to_token(letter)])
+            answer = named[source.tokenizer.id_to_token(target)]
+            assert np.array_equal(so_far, matrix(answer))
+    if name == "a5":
+        assert all(np.linalg.det(matrix(x)) > 0 for x in table.elements)
+    assert {written(x) for x in table.elements} == {*table.names}
+    assert len({*given.flatten().tolist()}) == len(GROUPS[name].letters)
+
+
+def test_permutations() -> None:
+    assert product(cycle(3, 0, 1), cycle(3, 1, 2)) == (2, 0, 1)  # 1 → 2 → 3, 2 → 1, 3 → 2
+    assert [written(x) for x in ((0, 1, 2), (1, 0, 2), (1, 2, 0), (1, 0, 3, 2))] == ["e", "(12)", "(123)", "(12)(34)"]
+    with pytest.raises(ValueError, match="expected one of z2, .*, got 's6'"):
+        Generated("generated:tracking:s6")
+    with pytest.raises(ValueError, match="expected one of 4, 8, .*, 512, got '5'"):
+        Generated("generated:recall:5")
+    with pytest.raises(ValueError, match="expected one of tracking, recall, got 'sorting'"):
+        Generated("generated:sorting:5")
+
+
+@pytest.mark.parametrize("name", ["tracking:s4", "recall:16"])
+def test_a_row_is_a_function_of_its_number(name: str) -> None:
+    held, other = Generated(f"generated:{name}"), Generated(f"generated:{name}", "training at seed 0")
+    whole = held.rows(range(12), 64)
+    assert torch.equal(held.rows([7], 64)[0], whole[7])
+    assert not torch.equal(other.rows([7], 64)[0], whole[7])
+    assert held.identity == other.identity  # of the task, whoever trains on it
+    one = Loader(other, tokens=64, batch=12)
+    parts = [Loader(other, tokens=64, batch=12, rank=rank, world=2) for rank in (0, 1)]
+    for step in (0, 5):
+        assert torch.equal(torch.cat([part.step(step) for part in parts]), one.step(step))
+        assert one.targets == int((given_and_wanted(one.step(step))[1] != -100).sum())
+    assert not torch.equal(one.step(0), one.step(1))
+
+
+def test_recall_asks_for_what_was_told() -> None:
+    given, wanted = given_and_wanted(Generated("generated:recall:16").rows(range(9), 64))
+    for i, (tokens, targets) in enumerate(zip(given.tolist(), wanted.tolist(), strict=True)):
+        pairs = numbers_of_pairs(16)[i % 3]
+        told = dict(zip(tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2], strict=True))
+        asked = [(token, target) for token, target in zip(tokens, targets, strict=True) if target != -100]
+        assert sorted(asked) == sorted(told.items())
+        assert targets[: 2 * pairs] == [-100] * (2 * pairs)
+    assert numbers_of_pairs(512) == [4, 8, 16, 32, 64, 128, 256, 512]
+
+
+def test_what_cannot_be_made_is_refused_first() -> None:
+    recall = {"width": "16", "sequence": "64", "batch_tokens": "320", "micro_tokens": "320", "total_tokens": "640"}
+    with pytest.raises(ValueError, match="pairs: expected at most a quarter of 64 tokens, got 32"):
+        open_inputs(build("recall", recall | {"validation_tokens": "320"}))
+    with pytest.raises(ValueError, match="expected multiples of 5 rows, .* got 3 rows"):
+        Loader(Generated("generated:recall:64"), tokens=256, batch=3)
+    with pytest.raises(ValueError, match="model.vocab_size: expected at least the corpus's 122, got 100"):
+        open_inputs(build("tracking", {"group": "s5", "model.vocab_size": "100"}))
+    with pytest.raises(ValueError, match="width: expected one of 16, 32, 64, 128, got '24'"):
+        build("recall", {"width": "24"})
+
+
+def test_the_tokenizer_reads_back_what_it_writes(tmp_path: Path) -> None:
+    tokenizer = Generated("generated:tracking:s5").tokenizer
+    text = "e (12) (12345) (12)(345)"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert prod(tokenizer.encode(text).ids) > 0  # none of them is the end of a document
