@@ -79,15 +79,19 @@ def _recall(name: str) -> Kind:
 
     def draw(randoms: list[np.random.Generator], numbers: Sequence[int], tokens: int) -> tuple[np.ndarray, np.ndarray]:
         rows = [
-            recall.examples(recall.Setting(tokens, loads[number % len(loads)], 1), random, RECALL_WORDS)
+            recall.row(random, tokens, loads[number % len(loads)], RECALL_WORDS)
             for random, number in zip(randoms, numbers, strict=True)
         ]
-        inputs, targets = (np.concatenate([x.numpy() for x in some]) for some in zip(*rows, strict=True))
+        inputs, targets = (np.stack(x) for x in zip(*rows, strict=True))
         return inputs, targets
 
     half = RECALL_WORDS // 2
     words = [f"k{i}" if i < half else f"v{i - half}" for i in range(RECALL_WORDS)]
-    return Kind(words, draw, cycle=len(loads), targets=lambda tokens: sum(loads), task="recall_load")
+
+    def targets_of(tokens: int) -> int:
+        return sum(tokens - 2 * pairs for pairs in loads)
+
+    return Kind(words, draw, cycle=len(loads), targets=targets_of, task="recall_load")
 
 
 KINDS: dict[str, Callable[[str], Kind]] = {"tracking": _tracking, "recall": _recall}

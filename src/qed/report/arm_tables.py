@@ -122,8 +122,8 @@ def capacity_table(settings: Settings) -> Table:
         rows=rows,
         absent="not trained",
         note="In brackets are Student's 95 % intervals over trainings, taken in log₂. ≥ and < say that in some "
-        "training the capacity lies beyond the loads that were asked. Growth is the slope of log₂ pairs against log₂ of "
-        "the numbers in the state: with 1, twice the state holds twice the pairs.",
+        "training the capacity lies beyond the loads that were asked. Growth is the slope of log₂ pairs against log₂ "
+        "of the numbers in the state: with 1, twice the state holds twice the pairs.",
     )
 
 

@@ -10,7 +10,7 @@ from qed.eval.tasks.mqar import Setting
 
 @pytest.mark.parametrize("setting", [Setting(64, 4, 50), Setting(128, 32, 50)])
 def test_every_query_has_its_pair(setting: Setting) -> None:
-    tokens, targets = mqar.examples(setting, 0, mqar.VOCABULARY)
+    tokens, targets = mqar.examples(setting, seed=0)
     assert tokens.shape == targets.shape == (50, setting.length)
     for row, wanted in zip(tokens.tolist(), targets.tolist(), strict=True):
         pairs = dict(zip(row[: 2 * setting.pairs : 2], row[1 : 2 * setting.pairs : 2], strict=True))
@@ -23,7 +23,7 @@ def test_every_query_has_its_pair(setting: Setting) -> None:
 
 def test_queries_come_early() -> None:
     """The first place is likelier than the second by 2^0.99, with one pair."""
-    _, targets = mqar.examples(Setting(64, 1, 20_000), 0, mqar.VOCABULARY)
+    _, targets = mqar.examples(Setting(64, 1, 20_000), seed=0)
     counts = (targets != -100).sum(0)[2::2].float()
     assert 1.85 < counts[0] / counts[1] < 2.15
     assert 2.7 < counts[0] / counts[2] < 3.25
@@ -44,4 +44,4 @@ def test_accuracy_tells_right_from_wrong() -> None:
 
 def test_too_many_pairs() -> None:
     with pytest.raises(ValueError, match="pairs: expected at most a quarter of 64 tokens, got 17"):
-        mqar.examples(Setting(64, 17, 1), 0, mqar.VOCABULARY)
+        mqar.examples(Setting(64, 17, 1), seed=0)

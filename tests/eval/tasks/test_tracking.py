@@ -66,13 +66,14 @@ def test_another_groups_model_is_refused() -> None:
 
 
 def test_recall_is_counted_by_load() -> None:
-    asked = [rows(64, n, 42, None) for n in (4, 8, 16)]
+    asked = [rows(64, n, 42, 3) for n in (4, 8, 16)]
     tokens, targets = (torch.cat(x) for x in zip(*asked, strict=True))
-    task, result = measured("recall_load", Knowing(tokens, targets, 64), Options(lengths=(64,)), "generated:recall:16")
+    options = Options(lengths=(64,), samples=3)
+    task, result = measured("recall_load", Knowing(tokens, targets, 64), options, "generated:recall:16")
     assert [(x["pairs"], x["right"], x["asked"]) for x in result["loads"]] == [
-        (4, 1024, 1024),
-        (8, 1024, 1024),
-        (16, 1024, 1024),
+        (4, 3 * 56, 3 * 56),
+        (8, 144, 144),
+        (16, 96, 96),
     ]
     task.check(result)
     result["loads"][0]["right"] -= 1

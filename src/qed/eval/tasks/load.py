@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...data.generated import PREFIX, RECALL_WORDS, SPECIAL, Generated, numbers_of_pairs
-from ...data.recall import IGNORED, Setting, examples
+from ...data.recall import IGNORED, row
 from ..counted import packed_bits, unpacked_bits
 from ..options import Options
 from ..task import MeasuredTask, Measurement
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from ...model.causal_lm import QEDForCausalLM
 
-QUESTIONS = 1024  # at least, for each number of pairs; a row asks for each of its pairs once
+ROWS = 16  # for each number of pairs, unless --samples says otherwise
 
 
-def rows(length: int, pairs: int, seed: int, count: int | None) -> tuple[Tensor, Tensor]:
-    """Tokens and targets [rows, length] with so many pairs: `count` rows, or as many as have 1,024 questions.
+def rows(length: int, pairs: int, seed: int, count: int) -> tuple[Tensor, Tensor]:
+    """Tokens and targets [count, length] of rows with so many pairs.
 
     Args:
         length: tokens of a row.
@@ -35,8 +35,8 @@ def rows(length: int, pairs: int, seed: int, count: int | None) -> tuple[Tensor,
         seed: of everything random.
         count: of rows.
     """
-    setting = Setting(length, pairs, count or max(8, QUESTIONS // pairs))
-    tokens, targets = examples(setting, np.random.default_rng([seed, pairs]), RECALL_WORDS)
+    made = [row(np.random.default_rng([seed, pairs, i]), length, pairs, RECALL_WORDS) for i in range(count)]
+    tokens, targets = (torch.from_numpy(np.stack(x)) for x in zip(*made, strict=True))
     return tokens + len(SPECIAL), torch.where(targets == IGNORED, targets, targets + len(SPECIAL))
 
 
@@ -55,7 +55,7 @@ def prepare(model: QEDForCausalLM, options: Options, tokenizer: str) -> Measurem
             "recall_load: expected a model trained on generated:recall and rows of 16 tokens or more, "
             f"got rows of {length}" + (" and another tokenizer" if loads else "")
         )
-    asked = {n: rows(length, n, options.seed, options.samples) for n in loads}
+    asked = {n: rows(length, n, options.seed, options.samples or ROWS) for n in loads}
     everything = b"".join(x.numpy().tobytes() for pair in asked.values() for x in pair)
 
     @torch.no_grad()

@@ -1,29 +1,69 @@
-"""MQAR: multi-query associative recall, at zoology's settings (rows as in `data/recall.py`).
+"""MQAR: multi-query associative recall, at zoology's settings.
 
-Keys are tokens 1 … 4095 and values 4096 … 8191. Settings are those that zoology tests at; the random stream is our own,
-so that examples are other draws of the same distribution.
+    k₁ v₁ k₂ v₂ … kₙ vₙ  then queries, each once, among random tokens: … kᵢ → vᵢ …
+
+Keys are tokens 1 … 4095 and values 4096 … 8191, without repetition. A query's place is an even offset after the pairs,
+drawn without replacement with probability ∝ i^(0.01 − 1) for the i-th. Settings are those that zoology tests at; the
+random stream is our own, so that examples are other draws of the same distribution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.recall import Setting, examples
 from ..options import Options
 from ..task import MeasuredTask, Measurement
 
 if TYPE_CHECKING:
     from ...model.causal_lm import QEDForCausalLM
 
-VOCABULARY = 8192
+VOCABULARY, POWER = 8192, 0.01
+
+
+class Setting(NamedTuple):
+    """How long rows are, how many pairs each has, and how many rows there are."""
+
+    length: int
+    pairs: int
+    examples: int
+
+
 SETTINGS = (
     *(Setting(64, 4, 1000), Setting(64, 8, 1000), Setting(64, 16, 1000), Setting(128, 32, 1000)),
     *(Setting(256, 64, 1000), Setting(512, 128, 1000), Setting(1024, 256, 1000)),
 )
+
+
+def examples(setting: Setting, seed: int, vocabulary: int = VOCABULARY) -> tuple[Tensor, Tensor]:
+    """Tokens and targets [examples, length]; targets are −100 except at queries.
+
+    Args:
+        setting: length, pairs and number of rows.
+        seed: of everything random.
+        vocabulary: tokens that there are; keys are of its first half, values of its second.
+    """
+    length, pairs, count = setting
+    room = (length - 2 * pairs) // 2
+    if pairs > room:
+        raise ValueError(f"pairs: expected at most a quarter of {length} tokens, got {pairs}")
+    random, half = np.random.default_rng(seed), vocabulary // 2
+    keys = np.stack([random.choice(half - 1, pairs, replace=False) + 1 for _ in range(count)])
+    values = np.stack([random.choice(half, pairs, replace=False) + half for _ in range(count)])
+    tokens = random.integers(vocabulary, size=(count, length))
+    tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
+    # The largest of log p plus Gumbel noise, in order, are draws without replacement.
+    weight = (POWER - 1) * np.log(np.arange(1, room + 1))
+    gaps = np.argsort(-(weight + random.gumbel(size=(count, room))), axis=1)[:, :pairs]
+    places = 2 * pairs + 2 * gaps
+    targets = np.full((count, length), -100)
+    np.put_along_axis(tokens, places, keys, axis=1)
+    np.put_along_axis(targets, places, values, axis=1)
+    return torch.from_numpy(tokens), torch.from_numpy(targets)
 
 
 @torch.no_grad()
@@ -61,7 +101,7 @@ def prepare(model: QEDForCausalLM, options: Options, tokenizer: str) -> Measurem
         accuracies = {}
         for i, setting in enumerate(SETTINGS):
             setting = setting._replace(examples=min(setting.examples, options.samples or setting.examples))
-            tokens, targets = examples(setting, options.seed + i, VOCABULARY)
+            tokens, targets = examples(setting, seed=options.seed + i)
             accuracies[f"{setting.length}x{setting.pairs}"] = accuracy(model, tokens, targets)
             done(i + 1)
         return {"accuracy": accuracies}
