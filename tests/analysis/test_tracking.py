@@ -1,4 +1,4 @@
-"""What theory says of one layer, as a theorem about the transitions of the rules' own rows; and how capacity is read."""
+"""What theory says of one layer, as a theorem about the transitions of the rules' own rows; how capacity is read."""
 
 import numpy as np
 import pytest

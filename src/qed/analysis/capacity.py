@@ -1,7 +1,8 @@
 """How many pairs a state holds: the load at which 90 % of all questions are still answered, against the state's size.
 
-The load is read off between the two numbers of pairs where accuracy crosses 90 % for the first time, linearly in log₂
-of the pairs; at the ends of the range where it does not cross. A line through log₂ capacity against log₂ of the state's
+Answers are counted in bins of the pairs told so far, up to 4, 8, 16 and so on. The load is read off between the middles
+of the two bins where accuracy crosses 90 % for the first time, linearly in log₂ of the pairs; at the ends of the range
+where it does not cross. A line through log₂ capacity against log₂ of the state's
 numbers, over trainings, says how capacity grows: a slope of 1 is a constant number of floats a pair.
 """
 
@@ -41,7 +42,9 @@ def capacity(run: Run) -> Capacity | None:
     """The capacity of a training; None without a result."""
     for name, result in run.results.items():
         if name.startswith("recall_load"):
-            loads = [(math.log2(x["pairs"]), x["right"] / x["asked"]) for x in result.result["loads"]]
+            loads = [
+                (math.log2((x["from"] + 1 + x["to"]) / 2), x["right"] / x["asked"]) for x in result.result["loads"]
+            ]
             return crossing(loads)
     return None
 

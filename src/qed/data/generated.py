@@ -1,7 +1,7 @@
 """Rows that no corpus has: made when they are asked for, with a target of its own at every token.
 
     generated:tracking:s5    words of a group; the target of a letter is the product so far (`groups.py`)
-    generated:recall:64      pairs of keys and values, from 4 to 64 of them, then questions (`recall.py`)
+    generated:recall:2048    pairs of keys and values in 2,048 words, and questions about them (`recall.py`)
 
 Such a name stands wherever a folder of `qed prepare` could. A row is a function of the source, its stream and its
 number: training at a seed has one stream, validation another, so that nothing is kept on disk and nothing restored.
@@ -25,11 +25,9 @@ from .groups import GROUPS, Table
 
 PREFIX = "generated:"
 HELD_OUT = "held out"  # the stream of rows that no training sees
-LEAST_PAIRS, MOST_PAIRS = 4, 512
-RECALL_WORDS = 2048  # the vocabulary of recall, half of it keys
 OTHER = "<|other|>"
 SPECIAL = (tokenization.END, OTHER)  # the first words of every tokenizer here
-SHOWN = 8  # rows that tell whether two versions of the code make the same ones
+SHOWN = 64, 8  # rows and their tokens that tell whether two versions of the code make the same ones
 
 
 def is_generated(data: str) -> bool:
@@ -42,16 +40,14 @@ class Kind(NamedTuple):
 
     Attributes:
         words: the vocabulary beyond the two special words.
-        draw: inputs and targets [B, T] of rows with these random generators and numbers; a target is −100 where none
-            is wanted, and both are numbers of words.
-        cycle: after so many rows the numbers of targets repeat.
-        targets: the number of targets of so many rows as a cycle has, given the tokens of a row.
+        draw: inputs and targets [B, T] of rows with these random generators and so many tokens; both are numbers of
+            words, and a target is −100 where none is wanted.
+        targets: the number of targets of a row, given its tokens.
         task: the evaluation task that asks the same.
     """
 
     words: list[str]
-    draw: Callable[[list[np.random.Generator], Sequence[int], int], tuple[np.ndarray, np.ndarray]]
-    cycle: int
+    draw: Callable[[list[np.random.Generator], int], tuple[np.ndarray, np.ndarray]]
     targets: Callable[[int], int]
     task: str
 
@@ -60,38 +56,24 @@ def _tracking(name: str) -> Kind:
     check_choice(f"data: {PREFIX}tracking:GROUP", name, GROUPS)
     table = Table(GROUPS[name])
 
-    def draw(randoms: list[np.random.Generator], numbers: Sequence[int], tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw(randoms: list[np.random.Generator], tokens: int) -> tuple[np.ndarray, np.ndarray]:
         words = np.stack([random.integers(len(table.letters), size=tokens) for random in randoms])
         return table.letters[words], table.products(words)
 
-    return Kind(table.names, draw, cycle=1, targets=lambda tokens: tokens, task=f"tracking_{name}")
-
-
-def numbers_of_pairs(most: int) -> list[int]:
-    """The loads of recall: 4 pairs, and twice as many again and again, up to `most`."""
-    return [LEAST_PAIRS << i for i in range(most.bit_length()) if LEAST_PAIRS << i <= most]
+    return Kind(table.names, draw, targets=lambda tokens: tokens, task=f"tracking_{name}")
 
 
 def _recall(name: str) -> Kind:
-    allowed = [str(x) for x in numbers_of_pairs(MOST_PAIRS)]
-    check_choice(f"data: {PREFIX}recall:PAIRS", name, allowed)
-    loads = numbers_of_pairs(int(name))
+    words = int(name) if name.isdecimal() else 0
+    if words < 4 or words % 2:
+        raise ValueError(f"data: expected {PREFIX}recall:WORDS, an even number of 4 or more, got {name!r}")
 
-    def draw(randoms: list[np.random.Generator], numbers: Sequence[int], tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = [
-            recall.row(random, tokens, loads[number % len(loads)], RECALL_WORDS)
-            for random, number in zip(randoms, numbers, strict=True)
-        ]
-        inputs, targets = (np.stack(x) for x in zip(*rows, strict=True))
-        return inputs, targets
+    def draw(randoms: list[np.random.Generator], tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        inputs, targets = zip(*(recall.row(random, tokens, words) for random in randoms), strict=True)
+        return np.stack(inputs), np.stack(targets)
 
-    half = RECALL_WORDS // 2
-    words = [f"k{i}" if i < half else f"v{i - half}" for i in range(RECALL_WORDS)]
-
-    def targets_of(tokens: int) -> int:
-        return sum(tokens - 2 * pairs for pairs in loads)
-
-    return Kind(words, draw, cycle=len(loads), targets=targets_of, task="recall_load")
+    names = [f"{kind}{i}" for kind in "kv" for i in range(words // 2)]
+    return Kind(names, draw, targets=lambda tokens: tokens // 2, task="recall_load")
 
 
 KINDS: dict[str, Callable[[str], Kind]] = {"tracking": _tracking, "recall": _recall}
@@ -130,7 +112,7 @@ class Generated:
     @cached_property
     def identity(self) -> str:
         """The sha256 of the source's name and of its first held-out rows: another code of the task has another one."""
-        rows = Generated(self.data).rows(range(SHOWN), 4 * MOST_PAIRS)
+        rows = Generated(self.data).rows(range(SHOWN[0]), SHOWN[1])
         return hashlib.sha256(self.data.encode() + rows.numpy().tobytes()).hexdigest()
 
     def windows(self, tokens: int) -> None:
@@ -138,19 +120,14 @@ class Generated:
         return None
 
     def targets(self, rows: int, tokens: int) -> int:
-        """The number of targets in so many rows from any step's first on; ValueError if it is not always the same."""
-        if rows % self.kind.cycle:
-            raise ValueError(
-                f"batch_tokens, validation_tokens: expected multiples of {self.kind.cycle} rows, so that every number "
-                f"of pairs is as frequent, got {rows} rows"
-            )
-        return rows // self.kind.cycle * self.kind.targets(tokens)
+        """The number of targets in so many rows."""
+        return rows * self.kind.targets(tokens)
 
     def rows(self, numbers: Sequence[int], tokens: int) -> Tensor:
         """Rows [B, tokens + 1, 2] of these numbers. The last dimension has the token, and the target of the one before
         it; a corpus has the same token in both."""
         randoms = [np.random.default_rng(self._seed(number)) for number in numbers]
-        inputs, targets = self.kind.draw(randoms, numbers, tokens)
+        inputs, targets = self.kind.draw(randoms, tokens)
         rows = np.full((len(inputs), tokens + 1, 2), recall.IGNORED)
         rows[:, :-1, 0], rows[:, -1, 0] = inputs + len(SPECIAL), 0
         rows[:, 1:, 1] = np.where(targets == recall.IGNORED, targets, targets + len(SPECIAL))

@@ -6,8 +6,9 @@ from ..choices import check_choice
 from ..data.generated import PREFIX, Generated
 from ..train.config import TrainConfig
 
-# The most pairs that a state of this width is asked for; a row has four tokens a pair.
-LOADS = {16: 64, 32: 64, 64: 256, 128: 512}
+WORDS = 2048  # of recall, half of them keys
+# The most pairs that a state of this width is told, and the rows of a step; a row has four tokens a pair.
+LOADS = {16: (64, 8), 32: (64, 8), 64: (256, 8), 128: (512, 8)}
 
 
 def tracking(group: str = "z2", arm: str = "qed", seed: int = 0) -> TrainConfig:
@@ -51,7 +52,7 @@ def tracking(group: str = "z2", arm: str = "qed", seed: int = 0) -> TrainConfig:
 
 
 def recall(width: int = 16, arm: str = "qed", seed: int = 0) -> TrainConfig:
-    """Two layers with one head of `width` channels learn to recall pairs, of which rows have 4 to 64, 256 or 512.
+    """Two layers with one head of `width` channels learn to recall pairs, of which a row tells 64, 256 or 512.
 
     Without an output gate, and with larger initial weights than a language model's, recall appears within some hundred
     steps instead of some thousand.
@@ -62,10 +63,9 @@ def recall(width: int = 16, arm: str = "qed", seed: int = 0) -> TrainConfig:
         seed: of the weights and of the pairs.
     """
     check_choice("width", str(width), list(map(str, LOADS)))
-    pairs = LOADS[width]
-    data, row = f"{PREFIX}recall:{pairs}", 4 * pairs
-    loads = Generated(data).kind.cycle
-    batch = loads * max(1, 2560 // (row * loads)) * row
+    pairs, rows = LOADS[width]
+    data, row = f"{PREFIX}recall:{WORDS}", 4 * pairs
+    batch = rows * row
     return TrainConfig(
         name=f"recall-{width}-{arm}-{seed}",
         model={
@@ -87,6 +87,6 @@ def recall(width: int = 16, arm: str = "qed", seed: int = 0) -> TrainConfig:
         compile=False,
         save_every=500,
         validate_every=250,
-        validation_tokens=4 * loads * row,
+        validation_tokens=32 * row,
         log_every=250,
     )

@@ -135,8 +135,8 @@ def parts_of(found: Folders, registered: bool) -> list[Part]:
         parts.append(Part("tracking", "State tracking", [said], tables, tracking_figures(found.tracking)))
     if found.recall:
         said = (
-            "A row tells pairs of a key and a value and then asks for the values of all keys. One training has rows of "
-            "all loads; how many pairs a state of a given size holds is where it still answers 90 % of the questions."
+            "A row tells pairs of a key and a value one by one, and after each asks for two of those told so far. How "
+            "many pairs a state of a given size holds is where it still answers 90 % of the questions."
         )
         tests = capacity_tests(found.recall, registered)
         tables = [capacity_table(found.recall), *([tests] if tests.rows else []), loads_table(found.recall)]

@@ -143,21 +143,21 @@ def _brackets(interval: Interval, digits: int) -> str:
 
 def loads_table(settings: Settings) -> Table:
     """The per cent of questions answered at each number of pairs, the mean over trainings."""
-    shares: dict[tuple[str, str], dict[int, list[float]]] = {}
+    shares: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = {}
     for width in widths_of(settings):
         for run in sorted(settings[width], key=lambda run: arms_of(settings[width]).index(run.arm)):
             own = shares.setdefault((width, run.arm), {})
             for x in [x for n, y in run.results.items() if n.startswith("recall_load") for x in y.result["loads"]]:
-                own.setdefault(x["pairs"], []).append(100 * x["right"] / x["asked"])
-    pairs = sorted({n for own in shares.values() for n in own})
+                own.setdefault((x["from"] + 1, x["to"]), []).append(100 * x["right"] / x["asked"])
+    loads = sorted({n for own in shares.values() for n in own})
     rows: list[list[str | None]] = [
-        [width, name_of(arm), *(f"{float(np.mean(own[n])):.1f}" if n in own else None for n in pairs)]
+        [width, name_of(arm), *(f"{float(np.mean(own[n])):.1f}" if n in own else None for n in loads)]
         for (width, arm), own in shares.items()
     ]
     return Table(
         name="recall_loads",
-        title="Questions answered (%) by the number of pairs, mean over trainings",
-        columns=["channels", "arm", *(f"{n} pairs" for n in pairs)],
+        title="Questions answered (%) by the number of pairs told before, mean over trainings",
+        columns=["channels", "arm", *(f"{a}–{b} pairs" for a, b in loads)],
         rows=rows,
         absent="not asked",
     )

@@ -1,7 +1,7 @@
 """One arm and seed in a process of its own: train, evaluate, evaluate with λ = 0, sweep λ, measure eigenvalues.
 
     python -m qed.reproduce.unit OUT qed-0 cpu
-    python -m qed.reproduce.unit OUT query-only-0 cpu my_arms.py
+    python -m qed.reproduce.unit OUT s5/query-only-0 cpu my_arms.py
 
 Each stage resumes where it stopped. Finished stages are listed in OUT/runs/NAME/stages.json and never done again.
 """
@@ -97,23 +97,19 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
         device: where the model runs.
         console: where progress is printed.
     """
+    if plan.settings:
+        return stages_of_setting(plan, unit, out, device, console)
     run = out / "runs" / unit.name
+    encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
 
     def training() -> int:
-        encoder = None if plan.settings else tokenization.load(str(out / "data" / "tokenizer.json"))
-        watch = None if encoder is None else watcher(plan, out, encoder)
+        watch = watcher(plan, out, encoder)
         return train(plan.config(unit, out), run, device=device, console=console, watch=watch)
 
-    def answer(tasks: list[str], chosen: Options) -> None:
-        evaluate(run / "export", tasks, chosen, out=run / "eval", tokenizer=None, device=device, console=console)
-
-    def measurement() -> None:
-        config = plan.config(unit, out)
-        lengths = plan.lengths or (config.sequence,)
-        answer([Generated(config.data).kind.task], Options(lengths=lengths, samples=plan.samples, batch=plan.batch))
-        describe(run / "export", run)
-
     def evaluation() -> None:
+        def answer(tasks: list[str], chosen: Options) -> None:
+            evaluate(run / "export", tasks, chosen, out=run / "eval", tokenizer=None, device=device, console=console)
+
         given = options(plan, out)
         answer(list(plan.needles), given)
         if plan.recall:
@@ -151,9 +147,27 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
             console=console,
         )
 
-    known = {"train": training, "off": off, "strength": strength, "eigenvalues": eigenvalues}
-    known["eval"] = measurement if plan.settings else evaluation
+    known = {"train": training, "eval": evaluation, "off": off, "strength": strength, "eigenvalues": eigenvalues}
     return {name: known[name] for name in plan.stages(unit)}
+
+
+def stages_of_setting(
+    plan: Plan, unit: Unit, out: Path, device: str, console: Console
+) -> dict[str, Callable[[], int | None]]:
+    """What the stages of a unit do that is trained on rows which are made, by name: it is asked what it was trained on.
+
+    Args:
+        plan, unit, out, device, console: as in `stages`.
+    """
+    run, config = out / "runs" / unit.name, plan.config(unit, out)
+
+    def evaluation() -> None:
+        task = Generated(config.data).kind.task
+        asked = Options(lengths=plan.lengths or (config.sequence,), samples=plan.samples, batch=plan.batch)
+        evaluate(run / "export", [task], asked, out=run / "eval", tokenizer=None, device=device, console=console)
+        describe(run / "export", run)
+
+    return {"train": lambda: train(config, run, device=device, console=console), "eval": evaluation}
 
 
 def finished(out: Path, unit: Unit) -> dict[str, float]:

@@ -54,7 +54,7 @@ def open_inputs(config: TrainConfig) -> Inputs:
     if vocabulary > size:
         raise ValueError(f"model.vocab_size: expected at least the corpus's {vocabulary}, got {size}")
     if isinstance(training, Generated):
-        training.rows(range(training.kind.cycle), config.sequence)  # raises where a row is too short for what it asks
+        training.rows([0], config.sequence)  # raises where a row cannot have so many tokens
     if config.validation is None:
         return Inputs(training, None)
     validation = _opened(config.validation, HELD_OUT)
@@ -66,9 +66,6 @@ def open_inputs(config: TrainConfig) -> Inputs:
         )
     if isinstance(validation, TokenShards) and len(validation) <= config.sequence:
         raise ValueError(f"validation: expected more than {config.sequence} tokens, got {len(validation)}")
-    if isinstance(validation, Generated):
-        blocks, together = validation_blocks(validation, config)
-        validation.targets(blocks * together, config.sequence)
     return Inputs(training, validation)
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from qed.data import Generated
+from qed.data.generated import given_and_wanted
 from qed.eval.counted import packed_bits
 from qed.eval.options import Options
 from qed.eval.task import MeasuredTask
 from qed.eval.tasks import named
-from qed.eval.tasks.load import rows
 from qed.eval.tasks.tracking import edges, words
 
 
@@ -21,6 +21,7 @@ class Knowing:
     """A model that answers rows it has been told, and forgets after some tokens."""
 
     device = torch.device("cpu")
+    config: Any
 
     def __init__(self, tokens: Tensor, targets: Tensor, until: int):
         self.known = {tuple(x.tolist()): y for x, y in zip(tokens, targets, strict=True)}
@@ -61,23 +62,26 @@ def test_another_groups_model_is_refused() -> None:
     model = Knowing(*words("s3", 32, 1), until=32)
     with pytest.raises(ValueError, match="tracking_z5: expected a model whose tokens are elements of z5"):
         measured("tracking_z5", model, Options(lengths=(32,)), "generated:tracking:s3")
-    with pytest.raises(ValueError, match="recall_load: expected a model trained on generated:recall"):
+    model.config = SimpleNamespace(vocab_size=66)
+    with pytest.raises(ValueError, match="recall_load: expected a model trained on generated:recall:WORDS"):
         measured("recall_load", model, Options(lengths=(64,)), "generated:tracking:s3")
 
 
 def test_recall_is_counted_by_load() -> None:
-    asked = [rows(64, n, 42, 3) for n in (4, 8, 16)]
-    tokens, targets = (torch.cat(x) for x in zip(*asked, strict=True))
-    options = Options(lengths=(64,), samples=3)
-    task, result = measured("recall_load", Knowing(tokens, targets, 64), options, "generated:recall:16")
-    assert [(x["pairs"], x["right"], x["asked"]) for x in result["loads"]] == [
-        (4, 3 * 56, 3 * 56),
-        (8, 144, 144),
-        (16, 96, 96),
+    source = Generated("generated:recall:64")
+    tokens, targets = given_and_wanted(source.rows(range(3), 64))
+    model = Knowing(tokens, targets, until=32)
+    model.config = SimpleNamespace(vocab_size=source.vocab_size)
+    options = Options(lengths=(64,), samples=3, batch=2)
+    task, result = measured("recall_load", model, options, "generated:recall:64")
+    assert [(x["from"], x["to"], x["right"], x["asked"]) for x in result["loads"]] == [
+        (0, 4, 24, 24),
+        (4, 8, 24, 24),
+        (8, 16, 0, 48),
     ]
     task.check(result)
     result["loads"][0]["right"] -= 1
     with pytest.raises(ValueError, match="expected the counts of its answers"):
         task.check(result)
-    with pytest.raises(ValueError, match="expected counts by the number of pairs"):
+    with pytest.raises(ValueError, match="expected the numbers of rows and pairs"):
         task.check({"loads": []})

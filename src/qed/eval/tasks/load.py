@@ -1,109 +1,93 @@
-"""Associative recall under load: how many of n pairs a state holds, for n = 4, 8, 16 … up to a quarter of the row.
+"""Associative recall under load: which share of questions is answered while a row tells more and more pairs.
 
-Rows are those of training (`data/generated.py`), from streams of their own, and all of one length, whatever their load.
+Rows are those of training (`data/recall.py`), from the held-out stream. Answers are counted by how many pairs had been
+told: up to 4, 8, 16 and so on, to a quarter of the row's tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ...data.generated import PREFIX, RECALL_WORDS, SPECIAL, Generated, numbers_of_pairs
-from ...data.recall import IGNORED, row
+from ...data.generated import PREFIX, SPECIAL, Generated, given_and_wanted
+from ...data.recall import IGNORED
 from ..counted import packed_bits, unpacked_bits
 from ..options import Options
 from ..task import MeasuredTask, Measurement
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ...model.causal_lm import QEDForCausalLM
 
-ROWS = 16  # for each number of pairs, unless --samples says otherwise
+ROWS = 32  # unless --samples says otherwise
+FIRST = 4  # pairs of the first bin; every other one reaches twice as far
 
 
-def rows(length: int, pairs: int, seed: int, count: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets [count, length] of rows with so many pairs.
-
-    Args:
-        length: tokens of a row.
-        pairs: in each.
-        seed: of everything random.
-        count: of rows.
-    """
-    made = [row(np.random.default_rng([seed, pairs, i]), length, pairs, RECALL_WORDS) for i in range(count)]
-    tokens, targets = (torch.from_numpy(np.stack(x)) for x in zip(*made, strict=True))
-    return tokens + len(SPECIAL), torch.where(targets == IGNORED, targets, targets + len(SPECIAL))
+def edges(pairs: int) -> list[int]:
+    """Where bins of loads begin and end: 0, 4, 8, 16 and so on, and the most pairs."""
+    return [0, *(FIRST << i for i in range(40) if FIRST << i < pairs), pairs]
 
 
 def prepare(model: QEDForCausalLM, options: Options, tokenizer: str) -> Measurement:
-    """The answers to every question in rows of the longest of the lengths, by the number of pairs.
+    """The answers to every question in rows of the longest of the lengths, by the number of pairs told before.
 
     Args:
         model: whose tokens must be those of recall.
-        options: of which `lengths`, `samples`, `seed` and `batch` are read.
+        options: of which `lengths`, `samples` and `batch` are read.
         tokenizer: the sha256 of the checkpoint's tokenizer.
     """
     length = max(options.lengths)
-    loads = numbers_of_pairs(length // 4)
-    if not loads or tokenizer != Generated(f"{PREFIX}recall:{loads[0]}").index["tokenizer_sha256"]:
-        raise ValueError(
-            "recall_load: expected a model trained on generated:recall and rows of 16 tokens or more, "
-            f"got rows of {length}" + (" and another tokenizer" if loads else "")
-        )
-    asked = {n: rows(length, n, options.seed, options.samples or ROWS) for n in loads}
-    everything = b"".join(x.numpy().tobytes() for pair in asked.values() for x in pair)
+    source = Generated(f"{PREFIX}recall:{model.config.vocab_size - len(SPECIAL)}")
+    if tokenizer != source.index["tokenizer_sha256"]:
+        raise ValueError("recall_load: expected a model trained on generated:recall:WORDS, got one of other tokens")
+    tokens, targets = given_and_wanted(source.rows(range(options.samples or ROWS), length))
+    prompts = hashlib.sha256(torch.stack([tokens, targets]).numpy().tobytes()).hexdigest()
 
     @torch.no_grad()
     def run(done: Callable[[int], None]) -> dict[str, Any]:
-        right = {}
-        for i, (n, (tokens, targets)) in enumerate(asked.items()):
-            parts = zip(tokens.split(options.batch), targets.split(options.batch), strict=True)
-            said = [
-                (model(given.to(model.device), use_cache=False).logits.argmax(-1).cpu() == wanted)[wanted != IGNORED]
-                for given, wanted in parts
-            ]
-            right[n] = torch.cat(said).numpy()
-            done(i + 1)
-        return result_of(length, right)
+        right: list[np.ndarray] = []
+        for given, wanted in zip(tokens.split(options.batch), targets.split(options.batch), strict=True):
+            likeliest = model(given.to(model.device), use_cache=False).logits.argmax(-1).cpu()
+            questions = (wanted != IGNORED)[0]  # at the same places of every row
+            right.append((likeliest == wanted)[:, questions].numpy())
+            done(sum(map(len, right)))
+        return result_of(np.concatenate(right))
 
-    about = {"length": length, "seed": options.seed, "prompts": hashlib.sha256(everything).hexdigest()}
-    return Measurement(suffix=str(length), about=about, steps=len(loads), run=run)
+    about = {"length": length, "prompts": prompts}
+    return Measurement(suffix=str(length), about=about, steps=len(tokens), run=run)
 
 
-def result_of(length: int, right: dict[int, np.ndarray]) -> dict[str, Any]:
-    """The result of answers, each of which is right or not, by the number of pairs."""
-    loads = [{"pairs": n, "right": int(x.sum()), "asked": len(x)} for n, x in right.items()]
-    return {"length": length, "loads": loads, "answers": packed_bits(np.concatenate(list(right.values())))}
+def result_of(right: np.ndarray) -> dict[str, Any]:
+    """The result of answers [rows, questions], each of which is right or not; two questions follow every pair."""
+    rows, questions = right.shape
+    loads = [
+        {"from": a, "to": b, "right": int(right[:, 2 * a : 2 * b].sum()), "asked": right[:, 2 * a : 2 * b].size}
+        for a, b in pairwise(edges(questions // 2))
+    ]
+    return {"rows": rows, "pairs": questions // 2, "loads": loads, "answers": packed_bits(right)}
 
 
 def check(result: dict[str, Any]) -> None:
     """ValueError unless the counts of a result are those of its answers."""
-    loads = result.get("loads")
-    if not isinstance(loads, list) or not all(_is_load(x) for x in loads) or not loads:
-        raise ValueError(f"expected counts by the number of pairs, got {loads!r:.60}")
-    bits = unpacked_bits(result.get("answers"), sum(x["asked"] for x in loads))
-    ends = np.cumsum([x["asked"] for x in loads])[:-1]
-    again = result_of(result["length"], {x["pairs"]: y for x, y in zip(loads, np.split(bits, ends), strict=True)})
-    if again["loads"] != loads:
-        raise ValueError(f"expected the counts of its answers, {again['loads']}, got {loads!r:.200}")
-
-
-def _is_load(x: Any) -> bool:
-    return isinstance(x, dict) and all(type(x.get(name)) is int for name in ("pairs", "right", "asked"))
+    rows, pairs = result.get("rows"), result.get("pairs")
+    if type(rows) is not int or type(pairs) is not int or min(rows, pairs) < 1:
+        raise ValueError(f"expected the numbers of rows and pairs, got {rows!r} and {pairs!r}")
+    again = result_of(unpacked_bits(result.get("answers"), 2 * rows * pairs).reshape(rows, 2 * pairs))
+    if result.get("loads") != again["loads"]:
+        raise ValueError(f"expected the counts of its answers, {again['loads']}, got {result.get('loads')!r:.200}")
 
 
 TASKS = (
     MeasuredTask(
         name="recall_load",
         title="Recall under load",
-        columns=("pairs", "correct", "of"),
+        columns=("pairs told", "correct", "of"),
         rows=lambda name, result: [
-            (str(x["pairs"]), f"{x['right'] / x['asked']:.1%}", str(x["asked"])) for x in result["loads"]
+            (f"{x['from'] + 1}–{x['to']}", f"{x['right'] / x['asked']:.1%}", str(x["asked"])) for x in result["loads"]
         ],
         prepare=prepare,
         check=check,
