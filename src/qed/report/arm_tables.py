@@ -188,7 +188,13 @@ def capacity_tests(settings: Settings, registered: bool) -> Table:
 
 
 def one_table(tracking: Settings, recall: Settings, mini: list[Run]) -> Table:
-    """One row an arm, with everything that was measured of it at any of the scales."""
+    """One row an arm, with everything that was measured of it at any of the scales.
+
+    Args:
+        tracking: runs by group.
+        recall: runs by width.
+        mini: runs of the scale mini.
+    """
     groups, widths = groups_of(tracking), widths_of(recall)
     everyone = [*all_runs(tracking), *all_runs(recall), *mini]
     rows: list[list[str | None]] = []

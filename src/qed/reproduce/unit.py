@@ -97,8 +97,6 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
         device: where the model runs.
         console: where progress is printed.
     """
-    if plan.settings:
-        return stages_of_setting(plan, unit, out, device, console)
     run = out / "runs" / unit.name
     encoder = tokenization.load(str(out / "data" / "tokenizer.json"))
 
@@ -208,7 +206,8 @@ def work_through(out: Path, unit: Unit, device: str, console: Console) -> int:
     plan = Plan.from_json((out / "plan.json").read_text())
     check_imported(plan.imported, out)  # the file may have been edited since the plan was written
     register(plan.registered)
-    for stage, work in stages(plan, unit, out, device, console).items():
+    made = stages_of_setting if plan.settings else stages
+    for stage, work in made(plan, unit, out, device, console).items():
         done = finished(out, unit)
         if stage in done:
             continue

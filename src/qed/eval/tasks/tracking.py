@@ -45,7 +45,13 @@ def powers(group: str, length: int) -> tuple[Tensor, Tensor]:
 
 
 def words(group: str, length: int, count: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets [generators + count, length]: the powers, then words that are drawn."""
+    """Tokens and targets [generators + count, length]: the powers, then words that are drawn.
+
+    Args:
+        group: a name of the table of groups.
+        length: letters of a word.
+        count: how many words are drawn.
+    """
     drawn = given_and_wanted(Generated(f"{PREFIX}tracking:{group}").rows(range(count), length))
     tokens, targets = (torch.cat(x) for x in zip(powers(group, length), drawn, strict=True))
     return tokens, targets
