@@ -1,7 +1,7 @@
 """Rows that no corpus has: made when they are asked for, with a target of its own at every token.
 
     generated:tracking:s5    words of a group; the target of a letter is the product so far (`groups.py`)
-    generated:recall:2048    pairs of keys and values in 2,048 words, and questions about them (`recall.py`)
+    generated:recall:1024    pairs of keys and values in 1,024 words, and questions about them (`recall.py`)
 
 Such a name stands wherever a folder of `qed prepare` could. A row is a function of the source, its stream and its
 number: training at a seed has one stream, validation another, so that nothing is kept on disk and nothing restored.

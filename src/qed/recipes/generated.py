@@ -6,7 +6,7 @@ from ..choices import check_choice
 from ..data.generated import PREFIX, Generated
 from ..train.config import TrainConfig
 
-WORDS = 2048  # of recall, half of them keys
+WORDS = 1024  # of recall, half of them keys
 # The most pairs that a state of this width is told, and the rows of a step; a row has four tokens a pair.
 LOADS = {16: (64, 8), 32: (64, 8), 64: (256, 8), 128: (512, 8)}
 
@@ -79,8 +79,8 @@ def recall(width: int = 16, arm: str = "qed", seed: int = 0) -> TrainConfig:
         sequence=row,
         batch_tokens=batch,
         micro_tokens=batch,
-        total_tokens=1500 * batch,
-        decay_start_tokens=750 * batch,
+        total_tokens=2500 * batch,
+        decay_start_tokens=1250 * batch,
         learning_rate=5e-3,
         weight_decay=0.0,
         precision="float32",
