@@ -8,7 +8,7 @@ from ..train.config import TrainConfig
 
 WORDS = 1024  # of recall, half of them keys
 # The most pairs that a state of this width is told, and the rows of a step; a row has four tokens a pair.
-LOADS = {16: (64, 8), 32: (64, 8), 64: (256, 8), 128: (512, 8)}
+LOADS = {16: (32, 16), 32: (64, 8), 64: (256, 8), 128: (512, 8)}
 
 
 def tracking(group: str = "z2", arm: str = "qed", seed: int = 0) -> TrainConfig:
@@ -52,7 +52,7 @@ def tracking(group: str = "z2", arm: str = "qed", seed: int = 0) -> TrainConfig:
 
 
 def recall(width: int = 16, arm: str = "qed", seed: int = 0) -> TrainConfig:
-    """Two layers with one head of `width` channels learn to recall pairs, of which a row tells 64, 256 or 512.
+    """Two layers with one head of `width` channels learn to recall pairs, of which a row tells 32 to 512.
 
     Without an output gate, and with larger initial weights than a language model's, recall appears within some hundred
     steps instead of some thousand.

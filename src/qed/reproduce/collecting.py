@@ -93,8 +93,9 @@ def _collect_settings(out: Path, target: Path) -> int:
     target.mkdir(parents=True, exist_ok=True)
     write_bytes(target / PACKED, _archive(kept))
     write_bytes(target / "plan.json", _without_folders(out / "plan.json", out).encode())
-    if (out / "report").is_dir():
-        shutil.copytree(out / "report", target / "report", dirs_exist_ok=True)
+    if (out / "report").is_dir():  # the page and the figures for print can be made again
+        unwanted = shutil.ignore_patterns("*.html", "*.pdf")
+        shutil.copytree(out / "report", target, dirs_exist_ok=True, ignore=unwanted)
     return len(folders)
 
 
