@@ -84,7 +84,7 @@ def test_recall_asks_for_what_was_told() -> None:
 
 
 def test_what_cannot_be_made_is_refused_first() -> None:
-    few = {"width": "16", "data": "generated:recall:64", "validation": "generated:recall:64"}
+    few = {"width": "32", "data": "generated:recall:64", "validation": "generated:recall:64"}
     with pytest.raises(ValueError, match="sequence: expected a multiple of 4 tokens, at most 128, got 256"):
         open_inputs(build("recall", few))
     with pytest.raises(ValueError, match=r"model.vocab_size: expected at least the corpus's 122, got 100"):
