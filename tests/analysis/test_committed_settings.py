@@ -8,7 +8,7 @@ import pytest
 
 from qed.analysis.capacity import by_arm, capacity
 from qed.analysis.settings import PACKED, Settings, read_settings, together, unpacked_runs
-from qed.analysis.tracking import SOLVED, by_place, farthest, forbidden
+from qed.analysis.tracking import SOLVED, by_place, forbidden, reach
 from qed.analysis.units import read_registration
 from qed.data.groups import GROUPS
 from qed.eval.task import MeasuredTask
@@ -83,12 +83,11 @@ def test_no_training_does_what_theory_forbids(tracking: Settings) -> None:
     assert held > 100
 
 
-def test_a_negative_eigenvalue_is_enough_for_parity(tracking: Settings) -> None:
-    """What theory allows does happen: some rule with b in (0, 2) follows parity and S5 by swaps far past training, and
-    no rule of theory's list follows them without."""
-    for group in ("z2", "s5_swaps"):
-        best = {run.arm: max(farthest(x).value for x in tracking[group] if x.arm == run.arm) for run in tracking[group]}  # type: ignore[union-attr]
-        assert max(value for arm, value in best.items() if arm.endswith("+erase2")) >= SOLVED
+@pytest.mark.parametrize("group", ["z2", "s5_swaps"])
+def test_what_a_negative_eigenvalue_allows_does_happen(group: str, tracking: Settings) -> None:
+    """Some rule with b in (0, 2) follows words of eight times the training length."""
+    wide = [run for run in tracking[group] if run.arm.endswith("+erase2")]
+    assert max(reach(run) for run in wide) >= 8 * wide[0].train_length
 
 
 def test_recall_is_counted_again_and_complete(recall: Settings) -> None:
