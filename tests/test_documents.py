@@ -90,7 +90,7 @@ def check_qed(words: list[str]) -> None:
         changes = dict(x.split("=", 1) for x in given.get("set_") or [])
         build(given["recipe"], {"data": "data"} | changes)
     elif path == "qed reproduce":
-        assert (given.get("scale") or "mini") in PLANS
+        assert {*(given.get("scale") or "mini").split(",")} <= PLANS.keys()
         arms = given.get("arms") or "all"
         assert arms == "all" or [Arm.parse(x).name for x in arms.split(",")] == arms.split(",")
     elif path in ("qed eval", "qed strength") and not given.get("harness"):

@@ -25,17 +25,22 @@ class Registration(NamedTuple):
     code: str
 
 
-def read_registration(path: Path) -> Registration:
-    """Read a registered plan; ValueError where it does not name the code that it is about."""
+def read_registration(path: Path, added: str = "") -> Registration:
+    """Read a registered plan; ValueError where it does not name the code that it is about.
+
+    An experiment that was added later, such as "E4", has its own code: the first sha256 after a line "Code of E4:"
+    among the additions.
+    """
     plan = plan_sha256(path)
     lines = path.read_text(encoding="utf-8").splitlines()
     end = next((i for i, line in enumerate(lines) if line.strip() == ADDITIONS), len(lines))
-    begin = next((i for i, line in enumerate(lines[:end]) if line.startswith("Code:")), end)
-    for line in lines[begin:end]:
+    lines, mark = (lines[end:], f"Code of {added}:") if added else (lines[:end], "Code:")
+    begin = next((i for i, line in enumerate(lines) if line.startswith(mark)), len(lines))
+    for line in lines[begin:]:
         if digits := re.fullmatch(r"\s+([0-9a-f]{64})\s*", line):
             return Registration(plan, digits[1])
     raise ValueError(
-        f"--plan: expected the sha256 of the code, 64 hexadecimal digits on an indented line after 'Code:', got none "
+        f"--plan: expected the sha256 of the code, 64 hexadecimal digits on an indented line after '{mark}', got none "
         f"in {path}"
     )
 

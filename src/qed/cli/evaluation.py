@@ -336,7 +336,11 @@ def _eigenvalues(
 @commands.command("report", epilog="Example: qed report runs --out report")
 def _report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs, or of one run, with results in eval/ and so on.")
+        list[Path],
+        typer.Argument(
+            help="Folders of runs, or of one run, with results in eval/ and so on; or of tracking and recall, packed "
+            "or not, beside others."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The folder for report.html, tables and figures.")] = Path("runs/report"),
     plan: Annotated[
@@ -346,10 +350,14 @@ def _report(
     import_: Import = None,
 ) -> None:
     """Write the paper's tables and figures, and what can be concluded, from result files."""
+    from ..report.arm_page import is_of_arms, write_arms
     from ..report.page import write
 
     console = console_for()
     place = writable("--out", out, folder=True)
+    if any(map(is_of_arms, runs)):
+        console.print(f"written: {write_arms(runs, place, console, plan=plan)}")
+        return
     console.print(f"written: {write(runs[0], place, console, more=runs[1:], plan=plan)}")
 
 

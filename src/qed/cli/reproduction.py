@@ -17,7 +17,6 @@ from .options import (
     Device,
     Import,
     Words,
-    choice,
     device_for,
     existing,
     files,
@@ -35,7 +34,8 @@ commands = typer.Typer()
 Scale = Annotated[
     str,
     typer.Option(
-        help="mini (two cores), small, medium, paper-short (one large GPU each) or paper (days).",
+        help="mini (two cores), small, medium, paper-short (one large GPU each) or paper (days); tracking (two cores) "
+        "and recall (one GPU) ask what a state can follow and hold. Several, separated by commas, run in turn.",
         autocompletion=completion.scales,
     ),
 ]
@@ -46,6 +46,16 @@ Arms = Annotated[
         "'all' takes the paper's five.",
         autocompletion=completion.arms,
     ),
+]
+SettingsOption = Annotated[
+    str,
+    typer.Option(
+        "--settings", help="Some of tracking's groups or of recall's widths, separated by commas, instead of all."
+    ),
+]
+Beside = Annotated[
+    Path | None,
+    typer.Option(help="A folder with kept results of tracking/ and recall/, whose rows stand beside the new ones."),
 ]
 Seeds = Annotated[str, typer.Option(help="Seeds separated by commas, instead of the scale's own.")]
 Out = Annotated[Path | None, typer.Option(help="The folder for everything; the same command resumes where it stopped.")]
@@ -94,6 +104,8 @@ def _reproduce(
     data: RecallData = None,
     needles: Needles = "",
     practice: Practice = None,
+    settings: SettingsOption = "",
+    beside: Beside = None,
     plan_file: PlanFile = None,
     jobs: Jobs = None,
     only: Only = "",
@@ -105,11 +117,11 @@ def _reproduce(
     import_: Import = None,
 ) -> None:
     """Run the main job: train the paper's arms, measure them and write the report."""
-    from ..reproduce import collecting, progress, run
-    from ..reproduce.plan import PLANS, Files, rehearsed
+    from ..reproduce import collecting, progress, run, several
+    from ..reproduce.plan import PLANS, Files
 
     console = console_for()
-    choice("--scale", scale, PLANS)
+    scales = names("--scale", [scale], PLANS)
     given = Files(
         corpus=corpus,
         validation=validation,
@@ -118,37 +130,49 @@ def _reproduce(
         essays=None if existing("--essays", essays, folder=False) is None else str(essays),
         recall={task: str(path) for task, path in files(data, of_kind(RecallTask)).items()},
     )
-    plan = _changed(PLANS[scale](given), arms, seeds, needles, practice, plan_file)
-    folder = writable("--out", out or Path("runs") / (f"{scale}-dry-run" if dry_run else scale), folder=True)
-    chosen = rehearsed(plan) if dry_run else plan
-    if status:
-        progress.show_state(chosen, folder, console)
-        return
-    if collect is not None:
-        count = collecting.collect(folder, writable("--collect", collect, folder=True))
-        console.print(f"{count} files in {collect}")
+    plans = {x: _changed(PLANS[x](given), arms, seeds, needles, practice, settings, plan_file) for x in scales}
+    existing("--beside", beside, folder=True)
+    scheduled = several.jobs_of(plans, out, dry_run=dry_run)
+    for job in scheduled:
+        writable("--out", job.out, folder=True)
+        if status:
+            progress.show_state(job.plan, job.out, console)
+        elif collect is not None:
+            place = writable("--collect", collect / job.plan.scale if len(scales) > 1 else collect, folder=True)
+            console.print(f"{collecting.collect(job.out, place)} files in {place}")
+    if status or collect is not None:
         return
     device = device_for(device)
-    if scale == "paper":
-        run.say_hours(plan, folder, device, console)
-    trainings = only.split(",") if only else []
-    jobs = jobs or plan.jobs
-    result = run.reproduce(chosen, folder, device=device, jobs=jobs, only=trainings, minutes=minutes, console=console)
-    raise typer.Exit(result)
+    for job in scheduled:
+        if job.plan.scale == "paper":
+            run.say_hours(plans["paper"], job.out, device, console)
+    how = several.How(device, jobs, only.split(",") if only else [], minutes, beside)
+    raise typer.Exit(several.reproduce_all(scheduled, how, console))
 
 
-def _changed(plan: Plan, arms: str, seeds: str, needles: str, practice: float | None, plan_file: Path | None) -> Plan:
+def _changed(
+    plan: Plan,
+    arms: str,
+    seeds: str,
+    needles: str,
+    practice: float | None,
+    settings: str,
+    plan_file: Path | None,
+) -> Plan:
     """Replace what the options say of a scale's own plan."""
     from ..provenance import imported, plan_sha256
     from ..recipes.paper import ARMS
+    from ..reproduce.plan import with_settings
 
+    if settings:
+        plan = with_settings(plan, tuple(names("--settings", [settings], None)))
     changes: dict[str, Any] = {"imported": imported()}
     if arms:
         changes["arms"] = tuple(ARMS) if arms == "all" else tuple(names("--arms", [arms], None))
     if seeds:
         changes["seeds"] = numbers("--seeds", seeds, 0, LARGEST_SEED)
-    if plan.scale == "mini" and (needles or practice is not None):
-        raise ValueError(f"{'--needles' if needles else '--practice'}: expected a scale with S-NIAH, got mini")
+    if plan.scale in ("mini", "tracking", "recall") and (needles or practice is not None):
+        raise ValueError(f"{'--needles' if needles else '--practice'}: expected a scale with S-NIAH, got {plan.scale}")
     if needles:
         changes["needles"] = tuple(names("--needles", [needles], None))
     if practice is not None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..data import Generated
+from ..data.generated import is_generated
 from ..data.tokenization import load
 from ..eval.expressing import usual_task
 from ..eval.task import NeedleTask
@@ -41,6 +43,9 @@ def summarise(config: TrainConfig, out: Path, console: Console) -> None:
 
 def _evaluation(config: TrainConfig, out: Path) -> list[str]:
     """The words of a command that evaluates the model at its training length and beyond."""
+    if is_generated(config.data):
+        made = Generated(config.data).kind
+        return ["qed", "eval", str(out), "--task", made.task, "--lengths", str(config.sequence)]
     tokenizer = out / "export" / "tokenizer.json"
     task = usual_task(load(str(tokenizer))) if tokenizer.exists() else named("niah_single_1", NeedleTask)
     lengths = ",".join(str(max(config.sequence, task.shortest) * factor) for factor in (1, 2, 4))

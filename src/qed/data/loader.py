@@ -9,35 +9,46 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from .generated import Generated
 from .shards import TokenShards
 
 
 class Loader:
-    """The rows of a corpus that a process trains on, by the number of the step."""
+    """The rows of a corpus that a process trains on, by the number of the step. Rows that are made have no order: the
+    run's sample of a number is the row of that number."""
 
-    def __init__(self, shards: TokenShards, *, tokens: int, batch: int, seed: int = 0, rank: int = 0, world: int = 1):
+    def __init__(
+        self,
+        source: TokenShards | Generated,
+        *,
+        tokens: int,
+        batch: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ):
         """`tokens` of a row, and `batch` rows of the global batch, of which this process has those of its rank."""
         if batch % world:
             raise ValueError(f"batch: expected a multiple of {world} processes, got {batch}")
-        self.shards, self.tokens, self.batch, self.seed = shards, tokens, batch, seed
+        self.source, self.tokens, self.batch, self.seed = source, tokens, batch, seed
         self.rows = range(rank * (batch // world), (rank + 1) * (batch // world))
-        self.windows = (len(shards) - 1) // tokens
-        if self.windows < 1:
-            raise ValueError(f"corpus: expected more than {tokens} tokens for one window, got {len(shards)}")
+        self.windows = source.windows(tokens)
+        self.targets = source.targets(batch, tokens)  # of the global batch, the same at every step
+        if isinstance(source, TokenShards) and self.windows == 0:
+            raise ValueError(f"corpus: expected more than {tokens} tokens for one window, got {len(source)}")
 
     def window(self, sample: int) -> int:
         """Which window the run's sample number `sample` is."""
+        if self.windows is None:
+            return sample
         epoch, place = divmod(sample, self.windows)
         return permuted(place, self.windows, f"{self.seed}/{epoch}")
 
     def step(self, step: int) -> Tensor:
-        """This process's rows [batch / world, T + 1] of a step's global batch."""
-        rows = [self.window(step * self.batch + row) * self.tokens for row in self.rows]
-        return torch.from_numpy(np.stack([self.shards.read(start, self.tokens + 1) for start in rows]))
+        """This process's rows [batch / world, T + 1], or [batch / world, T + 1, 2], of a step's global batch."""
+        return self.source.rows([self.window(step * self.batch + row) for row in self.rows], self.tokens)
 
 
 class ReadAhead:

@@ -14,11 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..files import PART, create, read_json, write_bytes
 
@@ -123,6 +126,18 @@ class TokenShards:
             pieces.append(piece)
             start, count, shard = start + len(piece), count - len(piece), shard + 1
         return np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64)
+
+    def windows(self, tokens: int) -> int:
+        """How many rows of so many tokens, each with the one after it, there are."""
+        return max(0, len(self) - 1) // tokens
+
+    def rows(self, numbers: Sequence[int], tokens: int) -> Tensor:
+        """Rows [B, tokens + 1] by their numbers; each begins with the last token of the one before."""
+        return torch.from_numpy(np.stack([self.read(number * tokens, tokens + 1) for number in numbers]))
+
+    def targets(self, rows: int, tokens: int) -> int:
+        """The number of tokens that are predicted in so many rows: all but the first of each."""
+        return rows * tokens
 
     def verify(self) -> None:
         """Read everything and compare with the checksums."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..choices import check_choice
 from ..train.config import TrainConfig
+from .generated import recall, tracking
 from .paper import paper_340m, paper_short
 from .small import lambda_max_sweep, medium, mini, small
 
@@ -18,6 +19,8 @@ RECIPES: dict[str, Callable[..., TrainConfig]] = {
     "small": small,
     "mini": mini,
     "lambda_max_sweep": lambda_max_sweep,
+    "tracking": tracking,
+    "recall": recall,
 }
 
 

@@ -140,7 +140,7 @@ def write(
         more: further folders, whose runs are reported together with those of `base`.
         plan: a registered plan.
     """
-    _check_room(out)
+    check_room(out)
     registration = None if plan is None else read_registration(plan)
     runs, problems = survey(base, *more)
     left_out: list[str] = []
@@ -164,7 +164,7 @@ def write(
     return out / PAGE
 
 
-def _check_room(out: Path) -> None:
+def check_room(out: Path) -> None:
     """Raise ValueError, before anything is read or written, if something else lies where the report would."""
     for folder in (out, *(out / part for part in PARTS)):
         if folder.exists() and not folder.is_dir():

@@ -1,16 +1,21 @@
 """`qed reproduce --collect`: results without models and data, small enough to keep.
 
 Answers, metrics and eigenvalues are packed, and other JSON files are kept as they are. `qed report` reads packed
-results too. Trainings that are collected into one folder at different times stand side by side there.
+results too. Trainings that are collected into one folder at different times stand side by side there. Trainings at
+several settings are many and small: all of them become one archive.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import lzma
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
+from ..analysis.settings import PACKED, has_settings, unpacked_runs
 from ..eval.packing import ANSWERS, Examples, compressed, packable, packed, unpacked
 from ..eval.records import lines
 from ..eval.task import RecallTask
@@ -20,6 +25,7 @@ from ..provenance import last_name, without_folders
 
 PREDICTION_CHARACTERS = 160  # characters of a prediction that are kept
 EVERY = 10  # metrics of every tenth step are kept, and those of validations and of the last step
+VALIDATIONS, LOSSES = 4, ("step", "tokens", "loss", "validation_loss")  # kept of trainings at several settings
 LEFT_OUT = {"prompt_sha256"}  # not needed: the name of the prompts' file and a line's index tell which prompt it is
 LICENSED = {"gold"}  # left out for recall tasks, whose answers belong to a data set with a licence of its own
 
@@ -31,6 +37,8 @@ def collect(out: Path, target: Path) -> int:
     """
     if not (out / "plan.json").exists():
         raise ValueError(f"--out: expected a folder of `qed reproduce`, got {out}")
+    if has_settings(out / "runs"):
+        return _collect_settings(out, target)
     examples = Examples(target)
     answers: dict[Path, list[dict[str, Any]]] = {}
     made: dict[Path, bytes] = {}
@@ -67,6 +75,47 @@ def collect(out: Path, target: Path) -> int:
     if (out / "report").is_dir():
         shutil.copytree(out / "report", target / "report", dirs_exist_ok=True)
     return count
+
+
+def _collect_settings(out: Path, target: Path) -> int:
+    """Put the configuration, the result and a few metrics of every training into one archive beside those that are
+    there, and copy the plan and the report; return the number of trainings."""
+    kept: dict[str, bytes] = {}
+    with unpacked_runs(target) as before:
+        for path in sorted(before.rglob("*.json*")) if before is not None else []:
+            kept[path.relative_to(before).as_posix()] = path.read_bytes()  # type: ignore[arg-type]
+    folders = [path.parent for path in sorted((out / "runs").glob("*/*/config.json"))]
+    for folder in folders:
+        for path in (folder / "config.json", *sorted((folder / "eval").glob("*.json"))):
+            kept[path.relative_to(out / "runs").as_posix()] = _without_folders(path, out).encode()
+        rows = [json.dumps(row) for row in _few(list(lines(folder / "metrics.jsonl")))]
+        kept[(folder / "metrics.jsonl").relative_to(out / "runs").as_posix()] = "\n".join([*rows, ""]).encode()
+    target.mkdir(parents=True, exist_ok=True)
+    write_bytes(target / PACKED, _archive(kept))
+    write_bytes(target / "plan.json", _without_folders(out / "plan.json", out).encode())
+    if (out / "report").is_dir():  # the page and the figures for print can be made again
+        unwanted = shutil.ignore_patterns("*.html", "*.pdf")
+        shutil.copytree(out / "report", target, dirs_exist_ok=True, ignore=unwanted)
+    return len(folders)
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    """Files by name as a tar archive, packed: the same files give the same bytes."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for name, content in sorted(files.items()):
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            archive.addfile(about, io.BytesIO(content))
+    return lzma.compress(whole.getvalue(), preset=9)
+
+
+def _few(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The losses at some validations, among them the last one."""
+    validated = [row for row in rows if row.get("validation_loss") is not None]
+    chosen = validated[:: max(1, len(validated) // VALIDATIONS)]
+    chosen += [] if chosen and chosen[-1] is rows[-1] else rows[-1:]
+    return [{name: row[name] for name in LOSSES if row.get(name) is not None} for row in chosen]
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ def make_data(plan: Plan, out: Path, console: Console) -> None:
         out: the folder for both.
         console: where progress is printed.
     """
+    if plan.settings:
+        return  # their rows are made when they are asked for
     held = plan.held_out
     prepare(
         plan.source,

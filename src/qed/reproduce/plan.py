@@ -7,6 +7,13 @@
 | medium | one large GPU, hours | 64M, rows of 2048 | a corpus, 10 % of it practice | S-NIAH, multi-key, to 16 times |
 | paper-short | one large GPU, hours | 340M, rows of 2048 | the same as medium's | S-NIAH, multi-key, to 16 times |
 | paper | GPUs, days | 340M, rows of 2048 | FineWeb-Edu, 15B tokens | S-NIAH, to 16 times |
+
+Two scales ask what a state can do, on rows that are made, with one training for each of several settings:
+
+| scale | machine | model | settings | measured |
+|---|---|---|---|---|
+| tracking | two cores, minutes an arm and seed | one layer, rows of 32 | groups | running products, to 16 times |
+| recall | one large GPU, minutes | two layers, one head | widths of the head | pairs held, from 4 to 512 |
 """
 
 from __future__ import annotations
@@ -18,12 +25,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..choices import check_choice
+from ..data.groups import GROUPS
 from ..data.practice import Practice
 from ..eval.task import NeedleTask
 from ..eval.tasks import named
 from ..recipes import build, usual_theta
 from ..recipes.arms import Arm
+from ..recipes.generated import LOADS
 from ..recipes.paper import ARMS
+from ..rules import RULES
 from ..train.config import TrainConfig
 
 ALL_STAGES = ("train", "eval", "off", "strength", "eigenvalues")
@@ -34,17 +45,19 @@ class Unit(NamedTuple):
 
     arm: str  # a rule and what differs from the recipe (`recipes/arms.py`)
     seed: int
+    setting: str = ""  # one of the plan's, where it has several
 
     @property
     def name(self) -> str:
-        """The name of its folder, such as "qed-0"."""
-        return f"{self.arm}-{self.seed}"
+        """The name of its folder, such as "qed-0" or "s5/qed-0"."""
+        return f"{self.setting}/{self.arm}-{self.seed}".lstrip("/")
 
     @staticmethod
     def parse(name: str) -> Unit:
         """The unit of this name."""
-        arm, _, seed = name.rpartition("-")
-        return Unit(arm, int(seed))
+        setting, _, rest = name.rpartition("/")
+        arm, _, seed = rest.rpartition("-")
+        return Unit(arm, int(seed), setting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,24 +81,26 @@ class Plan:
     changes: dict[str, str] = field(default_factory=dict)  # fields of the recipe that are other than it says
     arms: tuple[str, ...] = tuple(ARMS)
     seeds: tuple[int, ...] = (0, 1)
-    source: str
-    validation: str  # a source of its own for validation, or nothing
-    tokenizer: str
+    varied: str = ""  # the recipe's parameter that settings are values of; with settings, rows are made
+    settings: tuple[str, ...] = ()  # each is trained by itself, and its runs have a folder of their own
+    source: str = ""
+    validation: str = ""  # a source of its own for validation, or nothing
+    tokenizer: str = ""
     limit: int | None = None  # documents that are read at most
     held_out: int = 0  # without a source for validation, one document in so many is held out for it
     practice: float = 0.0  # share of the corpus that is practice documents
-    needles: tuple[str, ...]  # needle tasks; the first one is also tried during training
-    lengths: tuple[int, ...]
-    samples: int = 500
+    needles: tuple[str, ...] = ()  # needle tasks; the first one is also tried during training
+    lengths: tuple[int, ...] = ()  # of what is evaluated; where there is none, that of training
+    samples: int | None = 500
     recall: dict[str, str] = field(default_factory=dict)  # files of recall tasks, by task
     recall_samples: int | None = None
     words: str | None = None
     essays: str | None = None
     off: tuple[str, ...] = ()  # arms that are evaluated on all needle tasks with λ = 0 too
     swept: tuple[str, ...] = ("qed",)  # arms whose λ is scaled by all of the paper's s, on the first needle task
-    strength_lengths: tuple[int, ...]  # some of the lengths, for that sweep
+    strength_lengths: tuple[int, ...] = ()  # some of the lengths, for that sweep
     eigenvalue_samples: int = 1_180_000
-    positions: int  # tokens of a row in which the loss is measured by position
+    positions: int = 0  # tokens of a row in which the loss is measured by position
     position_rows: int = 16
     batch: int = 64  # prompts that are answered together
     jobs: int = 1  # trainings that run at the same time
@@ -99,13 +114,15 @@ class Plan:
         if min(self.seeds) < 0:
             raise ValueError(f"--seeds: expected whole numbers of 0 or more, got {min(self.seeds)}")
         for arm in self.arms:
-            config = dataclasses.asdict(self.config(Unit(arm, 0), Path()))
+            config = dataclasses.asdict(self.config(Unit(arm, 0, next(iter(self.settings), "")), Path()))
             same = Arm.of(config, usual_theta(config)).name  # an arm has one name, and reports use it too
             if same != arm:
                 raise ValueError(f"--arms: expected {same!r}, which is the same, got {arm!r}")
+        if bool(self.settings) != bool(self.varied) or len(set(self.settings)) != len(self.settings):
+            raise ValueError(f"--settings: expected one or more, each once, got {list(self.settings)}")
         for task in self.needles:
             named(task, NeedleTask, "--needles")
-        if not self.needles or len(set(self.needles)) != len(self.needles):
+        if bool(self.needles) == bool(self.settings) or len(set(self.needles)) != len(self.needles):
             raise ValueError(f"--needles: expected one or more, each once, got {list(self.needles)}")
         if not set(self.strength_lengths) <= set(self.lengths):
             raise ValueError(f"strength_lengths: expected some of {self.lengths}, got {self.strength_lengths}")
@@ -115,16 +132,20 @@ class Plan:
     @property
     def units(self) -> list[Unit]:
         """All trainings, seed by seed."""
-        return [Unit(arm, seed) for seed in self.seeds for arm in self.arms]
+        settings = self.settings or ("",)
+        return [Unit(arm, seed, setting) for seed in self.seeds for arm in self.arms for setting in settings]
 
     def config(self, unit: Unit, out: Path) -> TrainConfig:
         """The training configuration of a unit whose data are in the folder `out`."""
         arm = Arm.parse(unit.arm)
-        given = {"data": str(out / "data"), "validation": str(out / "validation"), "seed": str(unit.seed)}
-        return build(self.recipe, {"arm": arm.rule} | given | arm.changes | self.changes)
+        given = {"data": str(out / "data"), "validation": str(out / "validation")}
+        given = {self.varied: unit.setting} if self.settings else given
+        return build(self.recipe, {"arm": arm.rule, "seed": str(unit.seed)} | given | arm.changes | self.changes)
 
     def stages(self, unit: Unit) -> list[str]:
         """The stages of a unit, in order."""
+        if self.settings:
+            return ["train", "eval"]
         optional = {"off": self.off, "strength": self.swept}
         return [stage for stage in ALL_STAGES if stage not in optional or unit.arm in optional[stage]]
 
@@ -140,11 +161,15 @@ class Plan:
         return Plan(**(values | lists))
 
 
-def mini(files: Files) -> Plan:
-    """Models of 0.1M parameters on the built-in corpus, for two cores and minutes. It takes no files."""
+def _without_files(scale: str, files: Files) -> None:
     given = [name for name, x in dataclasses.asdict(files).items() if x]
     if given:
-        raise ValueError(f"--scale mini: expected no files, since it has its own corpus, got a {given[0]}")
+        raise ValueError(f"--scale {scale}: expected no files, since it has its own corpus, got a {given[0]}")
+
+
+def mini(files: Files) -> Plan:
+    """Models of 0.1M parameters on the built-in corpus, for two cores and minutes. It takes no files."""
+    _without_files("mini", files)
     return Plan(
         scale="mini",
         recipe="mini",
@@ -246,17 +271,69 @@ def paper(files: Files) -> Plan:
     )
 
 
+def every_rule() -> tuple[str, ...]:
+    """Every rule of the table, and again with an erase gate in (0, 2) where it has one."""
+    return (*RULES, *(f"{name}+erase2" for name, rule in RULES.items() if rule.erase != "none"))
+
+
+def tracking(files: Files) -> Plan:
+    """One layer on the words of each of several groups, for two cores and minutes an arm and seed."""
+    _without_files("tracking", files)
+    return Plan(
+        scale="tracking",
+        recipe="tracking",
+        varied="group",
+        settings=tuple(GROUPS),
+        arms=every_rule(),
+        seeds=(0, 1, 2),
+        lengths=(512,),
+        samples=None,
+        jobs=2,
+    )
+
+
+def recall(files: Files) -> Plan:
+    """Two layers with one head of several widths recall up to 512 pairs: minutes on a GPU, and on two cores for the
+    two smallest widths."""
+    _without_files("recall", files)
+    return Plan(
+        scale="recall",
+        recipe="recall",
+        varied="width",
+        settings=tuple(map(str, LOADS)),
+        arms=(*RULES, "qed@0.5", "qed@1"),
+        seeds=(0, 1, 2),
+        samples=None,
+        jobs=2,
+    )
+
+
 PLANS: dict[str, Callable[[Files], Plan]] = {
     "mini": mini,
     "small": small,
     "medium": medium,
     "paper-short": paper_short,
     "paper": paper,
+    "tracking": tracking,
+    "recall": recall,
 }
+
+
+def with_settings(plan: Plan, settings: tuple[str, ...]) -> Plan:
+    """The plan with some of its settings alone; ValueError for a setting that it does not have."""
+    if not plan.settings:
+        raise ValueError(f"--settings: expected a scale that has several, tracking or recall, got {plan.scale}")
+    for setting in settings:
+        check_choice("--settings", setting, plan.settings)
+    return dataclasses.replace(plan, settings=settings)
 
 
 def rehearsed(plan: Plan) -> Plan:
     """The plan with a few steps and examples for every stage of every arm: it only shows that all of it works."""
+    if plan.settings:  # of made rows a single step is enough
+        return dataclasses.replace(
+            plan, changes=plan.changes | {"total_tokens": "1"}, seeds=plan.seeds[:1], samples=2, batch=2
+        )
     rows = {"sequence": "256", "batch_tokens": "512", "micro_tokens": "512", "save_every": "1000"}
     tokens = {"total_tokens": "1536", "decay_start_tokens": "1024", "validation_tokens": "512"}
     lengths = plan.lengths[:2]

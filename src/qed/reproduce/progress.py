@@ -12,8 +12,10 @@ from rich.table import Table
 from ..analysis.names import TITLES, length_title, name_of
 from ..analysis.results import Run
 from ..analysis.selection import arms_of, main_task, needle_lengths
+from ..analysis.settings import read_settings
 from ..analysis.strength import SCALES
 from ..files import write_json
+from ..report.arm_tables import capacity_table, tracking_table
 from ..train.metrics import read_row
 from .plan import ALL_STAGES, Plan, Unit
 from .unit import finished
@@ -25,7 +27,7 @@ def write_state(plan: Plan, out: Path) -> None:
     """Write state.json, which says what is done."""
     state = {
         "scale": plan.scale,
-        "data": (out / "validation" / "index.json").exists(),
+        "data": bool(plan.settings) or (out / "validation" / "index.json").exists(),
         "units": {
             unit.name: {
                 "stages": plan.stages(unit),
@@ -103,7 +105,7 @@ def progress(plan: Plan, out: Path, unit: Unit) -> UnitProgress:
         share = (last["step"] + 1) / plan.config(unit, out).steps if last else 0.0
         return UnitProgress(stage, share, last.get("loss"), validated.get("validation_loss"))
     if stage == "eval":
-        expected = len(plan.needles) * len(plan.lengths) + len(plan.recall) + 1
+        expected = 1 if plan.settings else len(plan.needles) * len(plan.lengths) + len(plan.recall) + 1
         return UnitProgress(stage, _summaries(run / "eval") / (expected + 1))
     if stage == "off":
         return UnitProgress(stage, _summaries(run / "strength" / "0") / (len(plan.needles) * len(plan.lengths) + 1))
@@ -135,6 +137,19 @@ def _row(line: bytes) -> dict[str, Any]:
         return read_row(line)
     except ValueError:
         return {}
+
+
+def arms_table(out: Path, scale: str) -> Table:
+    """The main table of a scale with settings, from the folder's own trainings, for a terminal."""
+    found, _ = read_settings(out / "runs")
+    made = tracking_table(found) if scale == "tracking" else capacity_table(found)
+    head, *rest = made.columns
+    table = Table(head, title=made.title, box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
+    for column in rest:
+        table.add_column(column, justify="right")
+    for row in made.cells():
+        table.add_row(*row)
+    return table
 
 
 def accuracies(runs: list[Run]) -> Table:

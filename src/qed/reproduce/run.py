@@ -36,6 +36,7 @@ from ..eval.tasks import reading
 from ..files import read_json, remove_leftovers, write_json
 from ..provenance import check_imported
 from ..recipes.importing import FILES
+from ..report.arm_page import write_arms
 from ..report.conclusions import learned
 from ..report.page import write
 from ..train.loop import STOPPED
@@ -44,12 +45,12 @@ from .board import Board
 from .corpus import make_data
 from .looking import look_inside_one
 from .plan import Plan, Unit
-from .progress import accuracies, show_state, write_state
+from .progress import accuracies, arms_table, show_state, write_state
 from .unit import ELSEWHERE, finished, options
 
 FAILED = 1
 # Fields of a plan that change nothing about a training; to the files that are imported others may be added.
-MAY_CHANGE = {"arms", "seeds", "jobs", "imported"}
+MAY_CHANGE = {"arms", "seeds", "settings", "jobs", "imported"}
 GRACE = 120  # seconds that a unit has for saving before it is killed
 
 
@@ -79,7 +80,7 @@ def _check(plan: Plan, out: Path, only: list[str]) -> None:
     among_essays = [task for task in plan.needles if task in reading("essays")]
     if among_essays and plan.essays is None:
         raise ValueError(f"--essays: expected a file, since {among_essays[0]} hides its needles in essays, got none")
-    if not (out / "data" / "index.json").exists():
+    if plan.source and not (out / "data" / "index.json").exists():
         sources.check(plan.source)
         if not tokenization.is_trained(plan.tokenizer):
             tokenization.load(plan.tokenizer)
@@ -112,7 +113,8 @@ def share(plan: Plan, out: Path, console: Console) -> None:
             remove_leftovers(folder)
         _write_plan(plan, out)
         make_data(plan, out, console)
-        _make_prompts(plan, out, console)
+        if plan.needles:
+            _make_prompts(plan, out, console)
 
 
 def _make_prompts(plan: Plan, out: Path, console: Console) -> None:
@@ -160,7 +162,7 @@ class Units:
     def start(self, unit: Unit) -> None:
         """Start the process of a unit, with its share of the cores and a log of its own."""
         log = self.out / "logs" / f"{unit.name}.log"
-        log.parent.mkdir(exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
         cores = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         words = [str(self.out), unit.name, self.device, *map(str, FILES)]
@@ -227,7 +229,15 @@ class Units:
 
 
 def reproduce(
-    plan: Plan, out: Path, *, device: str, jobs: int, only: list[str], minutes: float | None, console: Console
+    plan: Plan,
+    out: Path,
+    *,
+    device: str,
+    jobs: int,
+    only: list[str],
+    minutes: float | None,
+    console: Console,
+    beside: Path | None = None,
 ) -> int:
     """Do as much of a reproduction as time allows, write the report, and return the exit status.
 
@@ -239,6 +249,8 @@ def reproduce(
         only: names of units to do now; all of them if it is empty.
         minutes: after which units are asked to stop.
         console: where progress and results are printed.
+        beside: a folder of kept results, with one for each scale, whose comparable trainings the report of settings
+            has too.
     """
     start = time.monotonic()
     _check(plan, out, only)
@@ -257,20 +269,35 @@ def reproduce(
     if units.stopping:
         console.print("stopped; the same command resumes where this one stopped", style="yellow")
         return STOPPED
-    if not any((out / "runs").glob("*/config.json")):
+    if not any((out / "runs").rglob("config.json")):
         return FAILED
     with _turn(out, "report", console):
-        look_inside_one(plan, out, device, console)
-        with console.status("writing the report"):
-            path = write(out / "runs", out / "report")
+        path = _report_settings(plan, out, beside, console) if plan.settings else _report(plan, out, device, console)
     write_state(plan, out)
+    minutes_taken = (time.monotonic() - start) / 60
+    console.print(f"done in {minutes_taken:.1f} minutes; the report is {path.resolve().as_uri()}", markup=False)
+    return FAILED if failed else STOPPED if units.elsewhere else 0
+
+
+def _report(plan: Plan, out: Path, device: str, console: Console) -> Path:
+    """Write the page about the paper's question, print what was found, and return the page's path."""
+    look_inside_one(plan, out, device, console)
+    with console.status("writing the report"):
+        path = write(out / "runs", out / "report")
     reported = runs(out / "runs")
     console.print(accuracies(reported))
     for text in learned(reported):
         console.print(text, style="bold")
-    minutes_taken = (time.monotonic() - start) / 60
-    console.print(f"done in {minutes_taken:.1f} minutes; the report is {path.resolve().as_uri()}", markup=False)
-    return FAILED if failed else STOPPED if units.elsewhere else 0
+    return path
+
+
+def _report_settings(plan: Plan, out: Path, beside: Path | None, console: Console) -> Path:
+    """Write the page about all arms, print its first table, and return the page's path."""
+    kept = [] if beside is None else [beside / plan.scale]
+    with console.status("writing the report"):
+        path = write_arms([out, *(x for x in kept if x.is_dir())], out / "report", console)
+    console.print(arms_table(out, plan.scale))
+    return path
 
 
 def _explain(failed: list[Unit], elsewhere: list[Unit], out: Path, console: Console) -> None:

@@ -1,7 +1,7 @@
 """One arm and seed in a process of its own: train, evaluate, evaluate with λ = 0, sweep λ, measure eigenvalues.
 
     python -m qed.reproduce.unit OUT qed-0 cpu
-    python -m qed.reproduce.unit OUT query-only-0 cpu my_arms.py
+    python -m qed.reproduce.unit OUT s5/query-only-0 cpu my_arms.py
 
 Each stage resumes where it stopped. Finished stages are listed in OUT/runs/NAME/stages.json and never done again.
 """
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from ..analysis.eigenvalues import write_eigenvalues
 from ..analysis.strength import SCALES, sweep
-from ..data import tokenization
+from ..data import Generated, tokenization
 from ..eval.options import Options
 from ..eval.prompts import frozen
 from ..eval.records import lines
@@ -149,6 +149,25 @@ def stages(plan: Plan, unit: Unit, out: Path, device: str, console: Console) -> 
     return {name: known[name] for name in plan.stages(unit)}
 
 
+def stages_of_setting(
+    plan: Plan, unit: Unit, out: Path, device: str, console: Console
+) -> dict[str, Callable[[], int | None]]:
+    """What the stages of a unit do that is trained on rows which are made, by name: it is asked what it was trained on.
+
+    Args:
+        plan, unit, out, device, console: as in `stages`.
+    """
+    run, config = out / "runs" / unit.name, plan.config(unit, out)
+
+    def evaluation() -> None:
+        task = Generated(config.data).kind.task
+        asked = Options(lengths=plan.lengths or (config.sequence,), samples=plan.samples, batch=plan.batch)
+        evaluate(run / "export", [task], asked, out=run / "eval", tokenizer=None, device=device, console=console)
+        describe(run / "export", run)
+
+    return {"train": lambda: train(config, run, device=device, console=console), "eval": evaluation}
+
+
 def finished(out: Path, unit: Unit) -> dict[str, float]:
     """The finished stages of a unit, in order, with the seconds that each took."""
     path = out / "runs" / unit.name / "stages.json"
@@ -187,7 +206,8 @@ def work_through(out: Path, unit: Unit, device: str, console: Console) -> int:
     plan = Plan.from_json((out / "plan.json").read_text())
     check_imported(plan.imported, out)  # the file may have been edited since the plan was written
     register(plan.registered)
-    for stage, work in stages(plan, unit, out, device, console).items():
+    made = stages_of_setting if plan.settings else stages
+    for stage, work in made(plan, unit, out, device, console).items():
         done = finished(out, unit)
         if stage in done:
             continue

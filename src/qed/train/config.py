@@ -45,7 +45,7 @@ class TrainConfig:
     Attributes:
         name: the recipe's name, with arm and seed.
         model: fields of the model's configuration, `QEDConfig`, that are other than its defaults.
-        data: a folder that `qed prepare` wrote.
+        data: a folder that `qed prepare` wrote, or rows that are made, such as generated:tracking:s5.
         validation: another such folder, held out; without one the run is not validated.
         seed: of the weights and of the order of the data.
         sequence: tokens of a row.

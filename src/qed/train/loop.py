@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
@@ -27,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import files, locks
 from ..data import Loader, ReadAhead
-from ..data.tokenizer_files import TOKENIZER
+from ..data.generated import given_and_wanted
 from ..model.causal_lm import QEDForCausalLM, compile_blocks
 from ..ops import value_checks
 from ..provenance import check_imported, occasion, provenance
@@ -36,7 +35,7 @@ from .captured import Captured
 from .config import CHANGEABLE_ON_RESUME, TrainConfig
 from .display import Display
 from .exporting import write_model
-from .inputs import open_inputs
+from .inputs import open_inputs, validation_blocks
 from .loggers import LoggedRun, Loggers
 from .metrics import strengths, utilisation
 from .objective import SummedLoss
@@ -194,7 +193,8 @@ class Trainer:
                     row |= self._watched()
                     row["strength_by_head"] = {layer: x.tolist() for layer, x in strengths(self.model).items()}
                     if self.parallel.mode != "fsdp" and self.parallel.context is None:
-                        row["ranges"] = ranges(self.model, self.loader.step(self.step - 1)[:1, :-1].to(self.device))
+                        given, _ = given_and_wanted(self.loader.step(self.step - 1)[:1])
+                        row["ranges"] = ranges(self.model, given.to(self.device))
                 self.loggers.log(row)
                 self.display.step(row)
                 if in_a_row >= config.stop_after_skipped:
@@ -245,7 +245,7 @@ class Trainer:
     def _piece(self, rows: Tensor) -> Tensor:
         """Add the gradients of one piece to those before, and return its share of the batch's mean loss."""
         # Gradients are averaged over processes; times their number, they are summed.
-        loss = self._loss(rows) * (self.parallel.world / self.config.batch_tokens)
+        loss = self._loss(rows) * (self.parallel.world / self.loader.targets)
         loss.backward()
         return loss.detach().float() / self.parallel.world
 
@@ -261,22 +261,20 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> float | None:
         """The mean loss of the first tokens of the held-out corpus, or None if there is none."""
-        config, shards = self.config, self.inputs.validation
-        if shards is None:
+        config, source = self.config, self.inputs.validation
+        if source is None:
             return None
-        windows = min((len(shards) - 1) // config.sequence, max(1, config.validation_tokens // config.sequence))
-        together = min(windows, max(1, config.micro_tokens // config.sequence))
-        blocks = windows // together  # all of the same shape; the windows that are left over are not used
+        blocks, together = validation_blocks(source, config)
         self.model.eval()
         total = torch.zeros((), device=self.device)
         for first in range(0, blocks, self.parallel.batch_world):  # every process takes part in every call
             i = first + self.parallel.batch_rank
-            starts = [(min(i, blocks - 1) * together + row) * config.sequence for row in range(together)]
-            rows = torch.from_numpy(np.stack([shards.read(start, config.sequence + 1) for start in starts]))
+            begin = min(i, blocks - 1) * together
+            rows = source.rows(range(begin, begin + together), config.sequence)
             loss = self._loss(rows.to(self.device)).float()
             total += loss if i < blocks else 0 * loss
         self.model.train()
-        return float(self.parallel.sum(total)) / (blocks * together * config.sequence)
+        return float(self.parallel.sum(total)) / source.targets(blocks * together, config.sequence)
 
     def _row(self, result: StepResult, seconds: float) -> dict[str, Any]:
         row = {
@@ -322,8 +320,7 @@ class Trainer:
         if not self.parallel.first or target.exists():
             return
         part = files.new_folder(self.out / f"export{files.PART}")
-        tokenizer = Path(self.config.data) / TOKENIZER
-        write_model(self.model, part, tokenizer=tokenizer if tokenizer.exists() else None, weights=weights)
+        write_model(self.model, part, tokenizer=self.inputs.tokenizer(self.out), weights=weights)
         part.rename(target)
 
 

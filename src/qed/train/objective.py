@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.generated import given_and_wanted
+from ..data.recall import IGNORED
 from ..model.causal_lm import QEDForCausalLM
 
 PIECE = 8192  # tokens
-IGNORED = -100  # the target of a token whose loss is not wanted
 
 
 def _piece(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +84,13 @@ class SummedLoss(nn.Module):
         self.model = model
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Map rows of tokens [B, T + 1] to the sum of the losses of all but the first token of each."""
-        hidden = self.model.model(rows[:, :-1], use_cache=False).last_hidden_state
+        """Map rows of tokens [B, T + 1] to the sum of the losses of all but the first token of each, and rows with
+        targets of their own, [B, T + 1, 2], to the sum of the losses of those that there are."""
+        given, wanted = given_and_wanted(rows)
+        hidden = self.model.model(given, use_cache=False).last_hidden_state.flatten(0, 1)
+        wanted = wanted.flatten()
+        if rows.dim() == 3 and not (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
+            there = wanted != IGNORED  # a graph has fixed shapes, and computes the others' logits for nothing
+            hidden, wanted = hidden[there], wanted[there]
         with torch.autocast(hidden.device.type, enabled=False):
-            return linear_cross_entropy(hidden.flatten(0, 1), self.model.lm_head.weight, rows[:, 1:].flatten())
+            return linear_cross_entropy(hidden, self.model.lm_head.weight, wanted)

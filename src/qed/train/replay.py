@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
 
+from ..data.generated import given_and_wanted
+from ..data.recall import IGNORED
 from ..model.causal_lm import QEDForCausalLM
 from . import checkpoints
 from .config import TrainConfig
@@ -43,7 +45,7 @@ def replay(folder: Path, *, device: str, console: Console) -> dict[str, Any]:
         )
     kind, low = torch.device(device).type, config.precision == "bfloat16"
     with torch.no_grad(), torch.autocast(kind, dtype=torch.bfloat16, enabled=low):
-        loss = float(SummedLoss(model)(rows)) / rows[:, 1:].numel()
+        loss = float(SummedLoss(model)(rows)) / int((given_and_wanted(rows)[1] != IGNORED).sum())
     at = "its first weights" if last is None else last.folder.name
     table = Table("", "least", "most", title=f"loss {loss:.4f} with {at}")
     for name, (least, most) in seen.items():

@@ -1,0 +1,135 @@
+"""Figures of what arms follow and hold."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..analysis.capacity import capacity, state_numbers
+from ..analysis.names import name_of
+from ..analysis.results import Run
+from ..analysis.selection import arms_of
+from ..analysis.settings import Settings
+from ..analysis.stats import across_seeds
+from ..analysis.tracking import by_place, farthest
+from ..data.groups import GROUPS
+from ..recipes.arms import Arm
+from ..rules import RULES
+from .arm_tables import all_runs, groups_of, of_arm, widths_of
+from .charts import Axis, Chart, Charts, Heat, Panel, Series, lengths_axis, per_cent
+
+
+def _look(arm: str) -> tuple[int, int]:
+    """An arm's place in the palette, which is its rule's, and its dashes: those of a wider erase gate are broken."""
+    parsed = Arm.parse(arm)
+    return list(RULES).index(parsed.rule), int(parsed.erase is not None) + 2 * int(parsed.bound is not None)
+
+
+def places(settings: Settings) -> Chart:
+    """The share of right products by place in the word: a panel a group, a line an arm, the mean over trainings."""
+    panels = []
+    for group in groups_of(settings):
+        series = []
+        for arm in arms_of(settings[group]):
+            found = [by_place(run) for run in of_arm(settings[group], arm) if by_place(run)]
+            if found:
+                colour, dashes = _look(arm)
+                ends = list(found[0])
+                y = [100 * float(np.mean([x[end].value for x in found])) for end in ends]
+                x = [float(end[1]) for end in ends]
+                series.append(Series(name=name_of(arm), colour=colour, x=x, y=y, dashes=dashes))
+        length = settings[group][0].train_length
+        ticks = sorted({int(x) for one in series for x in one.x})
+        panels.append(
+            Panel(
+                title=GROUPS[group].title,
+                x=lengths_axis("letters up to", ticks),
+                y=Axis(label="per cent right", ends=(-2, 104), shown=per_cent),
+                series=series,
+                lines={length: "training length"},
+            )
+        )
+    return Chart(
+        title="Running products by place in the word",
+        caption="Each point is the mean over trainings of one arm in a stretch of places that ends there. Broken lines "
+        "are arms whose erase gate is in (0, 2).",
+        panels=list(panels),
+        width=4.0,
+        height=3.2,
+        in_a_row=3,
+    )
+
+
+def heat(settings: Settings) -> Chart:
+    """The share of right products at the last places: a row an arm, a column a group."""
+    groups, arms = groups_of(settings), arms_of(all_runs(settings))
+
+    def shares(arm: str, group: str) -> list[float]:
+        found = [farthest(run) for run in of_arm(settings[group], arm)]
+        return [100 * x.value for x in found if x is not None]
+
+    values = [[float(np.mean(x)) if (x := shares(arm, group)) else None for group in groups] for arm in arms]
+    said = [
+        [
+            f"{name_of(arm)}, {GROUPS[group].title}: {', '.join(f'{x:.1f} %' for x in shares(arm, group)) or 'none'}"
+            for group in groups
+        ]
+        for arm in arms
+    ]
+    panel = Heat(
+        title="",
+        columns=[GROUPS[group].title for group in groups],
+        rows=[name_of(arm) for arm in arms],
+        values=values,
+        said=said,
+        column_label="group",
+        row_label="arm",
+        value_label="per cent right, farthest past training",
+        most=100.0,
+    )
+    caption = "The mean over trainings of the per cent of right products at the last places of the words."
+    height = 1.2 + 0.28 * len(arms)
+    return Chart(title="Which arm follows which group", caption=caption, panels=[panel], width=7.0, height=height)
+
+
+def capacities(settings: Settings) -> Chart:
+    """Pairs held against the numbers in the state: a line an arm, with intervals over trainings."""
+    runs = all_runs(settings)
+    series = []
+    for arm in arms_of(runs):
+        points = []
+        for width in widths_of(settings):
+            own = of_arm(settings[width], arm)
+            octaves = [x.octaves for run in own if (x := capacity(run)) is not None]
+            if octaves:
+                mean, (low, high) = across_seeds(octaves)
+                ends = (2**low, 2**high) if len(octaves) > 2 else (2**mean, 2**mean)
+                points.append((float(state_numbers(own[0])), 2**mean, *ends))
+        if points:
+            sizes, held, low_ends, high_ends = (list(values) for values in zip(*points, strict=True))
+            colour, dashes = _look(arm)
+            series.append(
+                Series(name=name_of(arm), colour=colour, dashes=dashes, x=sizes, y=held, low=low_ends, high=high_ends)
+            )
+    ticks = sorted({size for one in series for size in one.x})
+    panel = Panel(
+        x=Axis(label="numbers in the state", scale="log2", ticks={x: f"{x:,.0f}" for x in ticks}),
+        y=Axis(label="pairs held at 90 %", scale="log2", shown=lambda y: f"{y:.1f} pairs"),
+        series=series,
+    )
+    caption = (
+        "Each point is the mean over trainings in log₂, with Student's 95 % interval where there are three or more."
+    )
+    return Chart(title="Pairs held against the size of the state", caption=caption, panels=[panel], height=4.2)
+
+
+def tracking_figures(settings: Settings) -> Charts:
+    """The figures of tracking, if there are results."""
+    some = {group: [run for run in runs if farthest(run) is not None] for group, runs in settings.items()}
+    there: dict[str, list[Run]] = {group: runs for group, runs in some.items() if runs}
+    return {"tracking_heat": heat(there), "tracking_places": places(there)} if there else {}
+
+
+def recall_figures(settings: Settings) -> Charts:
+    """The figure of recall, if there are results."""
+    there = any(capacity(run) is not None for run in all_runs(settings))
+    return {"recall_capacity": capacities(settings)} if there else {}
