@@ -309,20 +309,24 @@ def eigenvalue_table(runs: list[Run]) -> Table:
 
 
 def positions_table(runs: list[Run]) -> Table:
-    """The loss by position in the row, of whole rows and of windows that slide over them."""
+    """The loss by position in the row, of whole rows and of windows that slide over them, and in bits per byte where
+    the length of the text is known."""
+    found = [(run, result) for run in runs for name, result in run.results.items() if name.startswith("positions-")]
+    edges = [(x["from"], x["to"]) for x in found[0][1].result["bins"]] if found else []
+    slides = any("max_length" in result.about for _, result in found)
+    in_bits = any("bits_per_byte" in result.result for _, result in found)
     rows: list[list[str | None]] = []
-    edges: list[tuple[int, int]] = []
-    for run in runs:
-        for name, result in run.results.items():
-            if name.startswith("positions-"):
-                edges = edges or [(x["from"], x["to"]) for x in result.result["bins"]]
-                losses = {(x["from"], x["to"]): x["loss"] for x in result.result["bins"]}
-                cells = [f"{losses[x]:.4f}" if x in losses else None for x in edges]
-                window, bits = result.about.get("max_length"), result.result.get("bits_per_byte")
-                seen = "all before it" if window is None else f"at most {window:,} tokens"
-                row = [name_of(run.arm), str(run.seed), seen, *cells, None if bits is None else f"{bits:.4f}"]
-                rows.append(row)
-    columns = ["arm", "seed", "a prediction sees", *(f"{a}–{b}" for a, b in edges), "bits a byte, all"]
+    for run, result in found:
+        losses = {(x["from"], x["to"]): x["loss"] for x in result.result["bins"]}
+        window, bits = result.about.get("max_length"), result.result.get("bits_per_byte")
+        seen = "all before it" if window is None else f"at most {window:,} tokens"
+        rows.append(
+            [name_of(run.arm), str(run.seed), *([seen] if slides else [])]
+            + [f"{losses[x]:.4f}" if x in losses else None for x in edges]
+            + ([None if bits is None else f"{bits:.4f}"] if in_bits else [])
+        )
+    columns = ["arm", "seed", *(["a prediction sees"] if slides else []), *(f"{a}–{b}" for a, b in edges)]
+    columns += ["bits per byte"] if in_bits else []
     return Table(name="loss_by_position", title="Loss by position in the row (nats)", columns=columns, rows=rows)
 
 
