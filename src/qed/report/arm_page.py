@@ -18,7 +18,6 @@ from ..analysis.results import Run, survey
 from ..analysis.selection import arms_of
 from ..analysis.settings import Collected, Settings, has_settings, read_settings, together, unlike, unpacked_runs
 from ..analysis.units import counting, read_registration
-from ..files import write_bytes, write_text
 from ..pages import render
 from . import drawing, view
 from .arm_figures import recall_figures, tracking_figures
@@ -35,7 +34,7 @@ from .charts import Charts
 from .examples import Examples
 from .markup import Table
 from .origins import origins_table
-from .page import PAGE, PARTS, TEXT, check_room
+from .page import TEXT, check_room, write_page
 
 RECALL_EXPERIMENT = "E4"  # of the registered plan
 
@@ -176,12 +175,7 @@ def write_arms(folders: Sequence[Path], out: Path, console: Console | None = Non
     for said in found.left_out:
         if console is not None:
             console.print(f"left out: {said}", style="yellow", soft_wrap=True, markup=False)
-    for part in PARTS:
-        (out / part).mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        write_bytes(out / name, content)
-    write_text(out / PAGE, html)
-    return out / PAGE
+    return write_page(out, html, files)
 
 
 def _registered(found: Folders, plan: Path) -> Folders:

@@ -156,6 +156,17 @@ def write(
     page = _page(runs, registration, left_out, problems)
     files = page.files() | {TEXT: page.markdown().encode()}
     html = page.html(out)
+    return write_page(out, html, files)
+
+
+def write_page(out: Path, html: str, files: dict[str, bytes]) -> Path:
+    """Write a page and the files beside it, the page last, and return where it is.
+
+    Args:
+        out: the folder.
+        html: the page.
+        files: what lies beside it, by names relative to the folder.
+    """
     for part in PARTS:
         (out / part).mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
