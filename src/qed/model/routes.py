@@ -120,8 +120,8 @@ def _read_plainly(asked: Asked, cache: QEDCache, tokens: Tensor, mask: Tensor | 
 
 
 def _read_captured(asked: Asked, cache: QEDCache, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """As `_read_plainly`; the logits are in memory that the next call overwrites. For a row whose last column is padding
-    they are those after its last token, where the plain way has those of the padding, which mean nothing."""
+    """As `_read_plainly`; the logits are in memory that the next call overwrites. For a row whose last column is
+    padding they are those after its last token, where the plain way has those of the padding, which mean nothing."""
     assert isinstance(asked.decoder, Decoder)
     if not asked.steps(tokens.shape[1]):
         return asked.decoder.read(cache, tokens, mask)
