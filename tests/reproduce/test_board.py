@@ -9,7 +9,7 @@ from rich.console import Console
 
 from qed.files import write_json
 from qed.reproduce import board as boards
-from qed.reproduce.board import Board, Forecast
+from qed.reproduce.board import Board, Forecast, queue
 from qed.reproduce.plan import Unit
 from qed.reproduce.progress import UnitProgress, progress, show_state
 
@@ -124,3 +124,8 @@ def test_the_status_is_in_per_cent(tmp_path: Path) -> None:
     assert title == f"{tmp_path}: 65% done"  # 100 of 200 seconds, and half of 60
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     assert rows == [["gdn2-0", "60 s", "30 s", "10 s", "100%"], ["qed-0", "50%", "", "", "30%"]]
+
+
+def test_of_a_long_queue_the_next_units_are_named() -> None:
+    assert queue(["a", "b", "c", "d"]) == "4 queued: a, b, c, d"
+    assert queue([f"s5/qed-{i}" for i in range(500)]) == "500 queued: s5/qed-0, s5/qed-1, s5/qed-2, s5/qed-3, …"

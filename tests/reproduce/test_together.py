@@ -53,6 +53,10 @@ def test_what_is_shared_is_made_once_by_processes_started_together(tmp_path: Pat
             process.kill()
         for process in processes:
             process.join()
+        if killed:  # it may have been the last one to come; whoever comes next clears away what it left
+            processes.append(FORK.Process(target=_share, args=(out, start)))
+            processes[-1].start()
+            processes[-1].join()
         assert {process.exitcode for process in processes if process not in killed} == {0}
         identities.add((TokenShards(out / "data").identity, TokenShards(out / "validation").identity))
         left = {x.name for x in out.iterdir()}

@@ -14,12 +14,13 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from .charts import Axis, Chart, Heat, Panel, Series
+from .charts import MOST_LABELS, Axis, Chart, Heat, Panel, Series
 
 # People who see colours differently can tell these apart (Okabe and Ito).
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
 MARKERS = "os^Dv<>"
 DASHES = ("-", "--", ":", "-.")
+LONG = 8  # letters of a column's name that have room beside the next one's
 GREY = "#888888"  # of lines that only help to read a figure
 LIGHT: dict[str, Any] = {"svg.hashsalt": "qed", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 METADATA = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same chart gives the same file
@@ -58,7 +59,8 @@ def _figure(chart: Chart) -> Figure:
     fullest = max(axes.flat, key=lambda axis: len(axis.get_legend_handles_labels()[0]))  # a seed may lack arms
     handles, names = fullest.get_legend_handles_labels()
     across = any(isinstance(x, Panel) and any(series.across for series in x.series) for x in chart.panels)
-    if handles and across:  # such intervals may be anywhere in the panel
+    # Such intervals may be anywhere in the panel, and so many names would cover it.
+    if handles and (across or len(handles) > MOST_LABELS):
         figure.legend(handles, names, fontsize=8, loc="outside right upper")
     elif handles:
         fullest.legend(fontsize=8 if count == 1 else 7, title=chart.key or None, title_fontsize=8)
@@ -119,7 +121,8 @@ def _heat(axis: Any, panel: Heat, first: bool) -> Any:
     values = np.array([[np.nan if x is None else x for x in row] for row in panel.values], dtype=float)
     high, wide = values.shape
     image = axis.pcolormesh(np.arange(wide + 1), np.arange(high + 1), values, cmap="viridis", vmin=0, vmax=panel.most)
-    axis.set_xticks(np.arange(wide) + 0.5, panel.columns, fontsize=7)
+    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if max(map(len, panel.columns)) > LONG else {}
+    axis.set_xticks(np.arange(wide) + 0.5, panel.columns, fontsize=7, **turned)
     axis.set_yticks(np.arange(high) + 0.5, panel.rows, fontsize=7)
     axis.set_ylim(high, 0)
     axis.set_xlabel(panel.column_label, fontsize=8)

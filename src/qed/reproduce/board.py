@@ -21,6 +21,12 @@ from .unit import finished
 LINE_EVERY = 30  # seconds between two lines about the same stage of a unit, where there is no terminal
 BAR = 12  # columns
 FIRST_SECONDS = 3  # in which a pace tells nothing yet
+NAMED = 4  # queued units that are named: there may be hundreds
+
+
+def queue(names: list[str]) -> str:
+    """Say how many units are queued, and the names of the next ones."""
+    return f"{len(names)} queued: {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}"
 
 
 class Forecast:
@@ -30,6 +36,11 @@ class Forecast:
         self.plan, self.out = plan, out
         self.seen: dict[Unit, UnitProgress] = {}  # as it is now
         self.begun: dict[Unit, tuple[UnitProgress, float]] = {}  # as it was when its stage first moved, and when
+        self.read()
+
+    def read(self) -> None:
+        """Read what finished stages took. There may be hundreds of units, so this is done once for each update."""
+        self.known = seconds_of(self.plan, self.out)
 
     def see(self, unit: Unit, now: UnitProgress) -> None:
         """Take note of where a unit is. The time before a stage's first step, for imports and the like, is no pace."""
@@ -51,7 +62,7 @@ class Forecast:
 
     def _usual(self, stage: str) -> float | None:
         """The seconds of a stage: the mean of those that are finished, or of those that run."""
-        known = seconds_of(self.plan, self.out).get(stage)
+        known = self.known.get(stage)
         paces = [self._pace(unit) for unit, x in self.seen.items() if x.stage == stage]
         known = known or [x for x in paces if x is not None]
         return sum(known) / len(known) if known else None
@@ -119,6 +130,7 @@ class Board:
     def update(self, running: Iterable[Unit], waiting: list[Unit]) -> None:
         """Show where the running units are, and which ones wait."""
         running = list(running)
+        self.forecast.read()
         for unit in running:
             self.forecast.see(unit, progress(self.plan, self.out, unit))
         for unit in running:
@@ -132,7 +144,7 @@ class Board:
             self._line(unit, f"{name} {now.share:.0%}  {figures[0]}".rstrip())
         seconds, whole = self.forecast.left([*running, *waiting], self.jobs)
         parts = [f"{'about' if whole else 'at least'} {clock(seconds)} left in all"] if seconds else []
-        parts += [f"{len(waiting)} queued: {', '.join(unit.name for unit in waiting)}"] if waiting else []
+        parts += [queue([unit.name for unit in waiting])] if waiting else []
         self.bars.below = "; ".join(parts)
 
     def _figures(self, unit: Unit) -> list[str]:
