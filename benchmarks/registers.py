@@ -120,16 +120,16 @@ def record_layers(dtype: torch.dtype, width: int, rules: list[str]) -> None:
     for rule in rules:
         mixer = Mixer(**sizes, rule=rule).to(dtype)
         inputs = mixer._inputs(torch.empty(1, 64, 64, dtype=dtype), "auto")
-        qkv, gates = inputs["qkv"], mixer._gates(inputs, "auto")[0]
+        qkv, gates = inputs["qkv"], mixer._gates(inputs, "auto")
         state = qkv[:, :3].contiguous()
         for before, sequences in ((None, DENSE), (state, DENSE), (state, Sequences(cu_seqlens=torch.tensor([0, 64])))):
             prologue.operands(qkv, mixer, before, sequences, gates)
         like = prologue.operands(qkv, mixer, None, DENSE, gates)
         given = prologue.arguments(qkv, mixer, gates)
         prologue.backward(like.q, like.k, like.a, like.u, like.g, *given)
-        for batch in (1, 2):
-            x, recurrent = torch.empty(batch, 64, dtype=dtype), torch.empty(batch, 2, width, width)
-            decode.mix(mixer.in_proj(x), mixer, state, recurrent)
+        x, recurrent = torch.empty(2, 64, dtype=dtype), torch.empty(2, 2, width, width)
+        decode.mix(mixer.in_proj(x), mixer, state, recurrent)
+        decode.mix_alone(mixer.in_proj(x[:1]).float(), mixer, recurrent[:1])
     place = torch.empty(64, dtype=torch.int32)
     convolution.forward(qkv[0], mixer.conv.weight, state, place, place)
     convolution.backward(qkv[0], qkv[0], mixer.conv.weight, state, place, place)
@@ -140,9 +140,12 @@ def record_layers(dtype: torch.dtype, width: int, rules: list[str]) -> None:
     rows.silu_product_gradient(x[:, : width // 2], x)
     x, norm = x.view(-1, 8 * width), RMSNorm(8 * width).to(dtype)
     matrix = torch.nn.Linear(8 * width, 8 * width, bias=False, dtype=dtype)
-    decode.normed_projection(matrix, x[:1], norm)
-    decode.times_vector(x[:1], matrix.weight, norm, None, swiglu=True)
-    decode.times_vector(x[:1], matrix.weight, None, x[:1], swiglu=False)
+    heads = decode.Parts(x[:1], torch.empty(1, 8, 4), width, 1e-5)
+    decode.times_vector(x[:1], matrix.weight, norm, convolved=(mixer.conv.weight[: 4 * width], state))
+    decode.times_vector(heads, matrix.weight, residual=x[:1])
+    decode.times_vector(x[:1], matrix.weight, norm, swiglu=True)
+    decode.times_vector(x[:1], matrix.weight, residual=x[:1])
+    decode.write_likeliest(torch.empty(2, 32000, dtype=dtype), torch.empty(2, 1, dtype=torch.long))
 
 
 def usage(cubin: bytes) -> dict[str, int]:

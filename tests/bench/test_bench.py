@@ -1,6 +1,7 @@
 """`qed bench`: what it measures at a size a CPU can do, and that it refuses to time a wrong result."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from qed.bench.model import decay_faster
 from qed.bench.ops import Shape
 from qed.bench.softmax import SoftmaxStep
 from qed.bench.train import idle, transformer
-from qed.bench.tune import tune
+from qed.bench.tune import KERNELS, ask, tune
 from qed.cli import app
 from qed.data import tokenization
 from qed.data.synthetic import documents
 from qed.eval import scoring
 from qed.eval.harness.suites import SUITES
+from qed.kernels.recurrence.settings import use_settings
 from qed.model.config import SIZES as SIZES_OF_MODELS
 from qed.ops import operators
 
@@ -76,24 +78,66 @@ def test_tuning_needs_a_gpu(tmp_path: Path) -> None:
 
 
 def test_tuning_keeps_what_wins_by_more_than_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels for chunks that are cut against the time where all are cut."""
+    """Only among what compiles and is right, and beside what was found for other widths."""
 
-    def time(shape: Shape, device: str, settings: dict[str, dict[str, int]], strong_decay: bool) -> float | str:
-        ((kernel, setting),) = settings.items() or [("", {})]
-        assert strong_decay == kernel.endswith(", cut") or not kernel
-        usual = 20.0 if strong_decay else 10.0
-        if setting.get("num_warps") == 8:
-            return "out of resources"
-        wins = {"chunk_terms": 9.8, "chunk_gradients, cut": 15.0}
-        return wins.get(kernel, usual) if setting.get("BK") == 16 else usual
+    def answer(way: str, task: dict[str, Any]) -> dict[str, Any]:
+        kernel, change = task["kernel"], next(iter(task["settings"].values()), {})
+        if way == "compile":
+            return {"spilled": 1000} if change.get("BK") == 32 else {"spilled": 0}
+        if change.get("num_warps") == 8:
+            return {"failed": "dq is off by 1.0e-01"}
+        wins = {"chunk_terms": 9.8, "chunk_gradients, cut": 8.0}
+        assert change.get("BK") != 32  # it spills
+        return {"ms": wins.get(kernel, 10.0) if change.get("BK") == 16 else 10.0, "error": 0.0}
 
-    monkeypatch.setattr("qed.bench.tune.time_in_a_process", time)
+    monkeypatch.setattr("qed.bench.tune.ask", lambda way, tasks, *_: [answer(way, task) for task in tasks])
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("qed.bench.measuring.environment", lambda device: {})
     file = tmp_path / "settings.json"
+    file.write_text('{"settings": {"chunk_terms @ 64x64": {"BK": 16}, "chunk_terms @ 128x128": {"BK": 16}}}')
     report = tune(Bench(console=Console(quiet=True), out=file, device="cuda"), Shape())
-    assert report["settings"] == {"chunk_gradients, cut": {"BK": 16, "num_warps": 4}}
+    assert report["settings"] == {
+        "chunk_terms @ 64x64": {"BK": 16},
+        "chunk_gradients, cut @ 128x128": {"BK": 16, "num_warps": 4},
+    }
     assert json.loads(file.read_text())["settings"] == report["settings"]
+
+
+def test_a_process_that_goes_down_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The candidate that took it down has no result, and those after it have theirs."""
+
+    def run(command: list[str], input: str, **_: Any) -> subprocess.CompletedProcess[str]:
+        tasks = [task["kernel"] for task in json.loads(input)["tasks"]]
+        good = tasks[: tasks.index("bad")] if "bad" in tasks else tasks
+        lines = "".join(json.dumps({"ms": int(x)}) + "\n" for x in good)
+        return subprocess.CompletedProcess(command, 1, lines, "Traceback\nillegal access\n")
+
+    monkeypatch.setattr("subprocess.run", run)
+    tasks = [{"kernel": x, "settings": {}} for x in ("1", "bad", "2", "3")]
+    assert ask("measure", tasks, Shape(), "cuda") == [{"ms": 1}, {"failed": "illegal access"}, {"ms": 2}, {"ms": 3}]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is slow enough for one tiny problem")
+def test_candidates_are_measured_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qed.bench import tune_process
+
+    monkeypatch.setattr(tune_process, "CALLS", 1)
+    monkeypatch.setattr(tune_process, "ROUNDS", 1)
+    monkeypatch.setattr(tune_process, "REPEATS", 1)
+    work = tune_process.measure(Shape(batch=1, tokens=70, heads=2, width=32), "cpu")
+    try:
+        for kernel in KERNELS:
+            found = work({"kernel": kernel, "settings": {}})
+            assert found["error"] == 0.0, kernel
+        change = {"chunk_terms @ 32x32": {"BK": 16}}
+        assert work({"kernel": "chunk_terms", "settings": change})["error"] < 5e-3
+        monkeypatch.setattr(tune_process, "DIFFERENT", -1.0)
+        assert "is off by" in work({"kernel": "chunk_terms", "settings": change})["failed"]
+        with tune_process.recorded(run=False) as launches:
+            tune_process.Problem.draw(Shape(batch=1, tokens=70, heads=2, width=32), "cpu", 1.0).results()
+        assert sorted(x.name for x in launches) == sorted(KERNELS)
+    finally:
+        use_settings(None)
 
 
 @pytest.mark.slow

@@ -1,7 +1,12 @@
-"""`qed bench --tune`: searches launch settings for this machine's GPU, on request only.
+"""`qed bench --tune`: searches launch settings for this machine's GPU at one width of heads, on request only.
 
-Each candidate runs in a process of its own, since a bad one takes its process down, and must pass the benchmark's gate
-on correctness before it is timed. Settings that win by more than the noise go into a file. A process uses them after
+Compiling takes most of the time, so all candidates are compiled first, by as many processes as there are cores. Then
+one process has the GPU for itself: it times each candidate's kernel alone, with the memory of a whole forward and
+backward pass, and compares the pass's results with those of the settings in use. A candidate that wins by more than the
+noise must then give the same bits fifty times. At the end the winners are checked and timed together. A bad candidate
+takes its process down; the next process goes on with the candidate after it.
+
+What won goes into a file, beside what the file has for other widths. A process uses it after
 `qed.use_settings(Path(FILE))`; every process does if the file is put into the package, beside
 `kernels/recurrence/settings.py`, as `tuned/sm_<architecture>.json`.
 """
@@ -9,132 +14,170 @@ on correctness before it is timed. Settings that win by more than the noise go i
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from rich.progress import track
 from rich.table import Table
 
-from ..kernels.recurrence.settings import use_settings
-from .measuring import Bench, GateError, Report, milliseconds
-from .ops import STRONG, Candidate, Shape, candidates, passes_gate
+from ..kernels.recurrence.settings import at_width, read_settings
+from .measuring import Bench, GateError, Report
+from .ops import Shape
 
-STATES = [
-    {"BV": BV, "num_warps": warps, "num_stages": stages}
-    for BV, warps in ((32, 4), (64, 4), (128, 8))
-    for stages in (1, 2, 3)
-]
-CANDIDATES: dict[str, list[dict[str, int]]] = {
-    "chunk_terms": [{"BK": BK, "num_warps": warps} for BK in (16, 32, 64) for warps in (4, 8)],
-    "chunk_states": STATES,
-    "state_gradients": STATES,
-    "pair_gradients": [{"BV": BV, "num_warps": warps} for BV in (32, 64, 128) for warps in (4, 8)],
-    "chunk_gradients": [{"BK": BK, "num_warps": warps} for BK in (32, 64) for warps in (4, 8)],
-    "chunk_terms, cut": [{"BK": BK, "num_warps": warps} for BK in (16, 32, 64) for warps in (4, 8)],
-    "chunk_gradients, cut": [{"BK": BK, "num_warps": warps} for BK in (16, 32, 64) for warps in (4, 8)],
-}
-WINS = 0.97  # of the time with the checked-in settings; a smaller gain is noise
-CALLS = 10  # in a row
+ALL = "forward + backward"  # the task that times everything
+WINS = 0.97  # of the time with the settings in use; a smaller gain is noise
+SPILLED = 256  # numbers of a thread that may lie outside of registers; with more, a candidate is not timed
+PATIENCE = 300  # seconds that a process may take
+Task = dict[str, Any]  # a kernel and the settings to try it with
+Answer = dict[str, Any]  # what a process found for a task, or {"failed": why}
+Change = dict[str, int]
 
 
-def time_here(shape: Shape, device: str, strong_decay: bool) -> float:
-    """Return the milliseconds of one forward and backward pass, of several in a row: the GPU never waits for Python.
+def candidates(kernel: str, width: int) -> list[Change]:
+    """Return what is tried for a kernel. What does not fit the GPU is left out when it is compiled.
 
     Args:
-        shape: The size of the problem.
-        device: The GPU.
-        strong_decay: Time a problem whose chunks all decay so far that they are cut into parts.
+        kernel: Its name, with ", cut" behind it for chunks that are cut.
+        width: Columns of a head's keys and values.
     """
-    candidate = candidates(shape, device, "triton", fla=False)["qed, op, strong decay" if strong_decay else "qed, op"]
+    if kernel in ("chunk_states", "state_gradients"):
+        tiles = ((16, 4, (1, 2)), (32, 4, (1, 2, 3)), (64, 4, (1, 2, 3)), (64, 8, (1, 2)), (128, 8, (1, 2)))
+        found = [{"BV": BV, "num_warps": w, "num_stages": stages} for BV, w, each in tiles for stages in each]
+    elif kernel == "pair_gradients":
+        found = [{"BV": BV, "num_warps": warps} for BV in (32, 64, 128, 256) for warps in (4, 8)]
+    else:
+        found = [{"BK": BK, "num_warps": warps} for BK in (16, 32, 64, 128) for warps in (4, 8)]
+        if kernel.startswith("chunk_gradients"):  # its tiles have all of V beside those columns
+            found = [x for x in found if x["BK"] < 128]
+        # With fewer registers a multiprocessor has three or four programs of four warps instead of two.
+        limits = ((32, 4, 128), (32, 4, 168), (64, 4, 128), (64, 4, 168), (64, 8, 128))
+        if not kernel.endswith(", cut"):
+            found += [{"BK": BK, "num_warps": warps, "maxnreg": most} for BK, warps, most in limits]
+    return [x for x in found if max(x.get("BK", 0), x.get("BV", 0)) <= max(width, 16)]
 
-    def calls(candidate: Candidate = candidate) -> None:
-        for _ in range(CALLS):
-            candidate.forward_backward()
 
-    calls()
-    return min(milliseconds(device, calls) for _ in range(3)) / CALLS
-
-
-def _child(shape: Shape, device: str, settings: dict[str, dict[str, int]], strong_decay: bool) -> None:
-    """Run in the process of one candidate: check it, then print its time."""
-    use_settings(settings)
-    passes_gate(device, "triton", shape, STRONG if strong_decay else 1.0)
-    print(json.dumps(time_here(shape, device, strong_decay)))
+KERNELS = (
+    "chunk_terms",
+    "chunk_states",
+    "state_gradients",
+    "pair_gradients",
+    "chunk_gradients",
+    "chunk_terms, cut",
+    "chunk_gradients, cut",
+)
 
 
-def time_in_a_process(
-    shape: Shape, device: str, settings: dict[str, dict[str, int]], strong_decay: bool
-) -> float | str:
-    """Time settings in a process of their own.
+def tasks_of(width: int) -> list[Task]:
+    """Return everything that is tried at a width: for each kernel first the settings in use."""
+    return [
+        {"kernel": kernel, "settings": {at_width(kernel, width, width): change} if change else {}}
+        for kernel in KERNELS
+        for change in ({}, *candidates(kernel, width))
+    ]
+
+
+def ask(way: str, tasks: list[Task], shape: Shape, device: str) -> list[Answer]:
+    """Have a process work on tasks one after the other, and another one go on after a task that took it down.
 
     Args:
+        way: "compile" or "measure", functions of `tune_process.py`.
+        tasks: What to work on.
         shape: The size of the problem.
         device: The GPU.
-        settings: Launch settings by kernel; the others keep the checked-in ones.
-        strong_decay: As in `time_here`.
-
-    Returns:
-        Milliseconds, or in words why there are none.
     """
-    arguments = f"Shape(**{asdict(shape)}), {device!r}, {settings}, {strong_decay}"
-    code = f"from qed.bench.tune import _child, Shape; _child({arguments})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1][:100]
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    answers: list[Answer] = []
+    code = f"from qed.bench import tune_process; tune_process.serve(tune_process.{way})"
+    while len(answers) < len(tasks):
+        job = {"shape": asdict(shape), "device": device, "tasks": tasks[len(answers) :]}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code], input=json.dumps(job), capture_output=True, text=True, timeout=PATIENCE
+            )
+            out, error = done.stdout, done.stderr
+        except subprocess.TimeoutExpired as late:
+            out, error = (late.stdout or b"").decode(), f"no answer in {PATIENCE} seconds"
+        found = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        answers += found
+        if len(found) < len(job["tasks"]):
+            answers.append({"failed": (error.strip().splitlines() or ["the process ended"])[-1][:100]})
+    return answers
+
+
+def in_parallel(tasks: list[Task], shape: Shape, device: str) -> list[Answer]:
+    """Compile all tasks' kernels, with as many processes as there are cores. Answers say what a kernel takes.
+
+    Args:
+        tasks, shape, device: As in `ask`.
+    """
+    processes = max(1, min(len(tasks), (os.cpu_count() or 1) - 1, 16))
+    with ThreadPoolExecutor(processes) as threads:
+        shares = threads.map(lambda i: ask("compile", tasks[i::processes], shape, device), range(processes))
+        by_share = list(shares)
+    return [by_share[i % processes][i // processes] for i in range(len(tasks))]
 
 
 def tune(bench: Bench, shape: Shape) -> Report:
     """Search settings for problems of this shape, print them and write them to the file of `bench`.
 
-    Kernels are taken one after the other, while the others keep the checked-in settings. Kernels for chunks that are
-    cut are timed where all chunks are.
+    Kernels are taken one after the other, while the others keep the settings in use. Kernels for chunks that are cut
+    are timed where all chunks are.
     """
     if not bench.on_gpu or not torch.cuda.is_available():
         raise ValueError(f"--tune: expected a CUDA device, got {bench.device}")
-    usual = {}
-    for strong_decay in (False, True):
-        outcome = time_in_a_process(shape, bench.device, {}, strong_decay)
-        if isinstance(outcome, str):
-            raise GateError(f"--tune: the checked-in settings do not run here: {outcome}")
-        usual[strong_decay] = outcome
-    tried: dict[str, list[dict[str, Any]]] = {}
-    settings: dict[str, dict[str, int]] = {}
-    for kernel, choices in CANDIDATES.items():
-        tried[kernel], cut = [], kernel.endswith(", cut")
-        for choice in track(choices, description=kernel, console=bench.console):
-            result = time_in_a_process(shape, bench.device, {kernel: choice}, cut)
-            tried[kernel].append(choice | {"result": result})
-        timed = [row for row in tried[kernel] if not isinstance(row["result"], str)]
-        best = min(timed, key=lambda row: row["result"], default=None)
-        if best is not None and best["result"] < WINS * usual[cut]:
-            settings[kernel] = _without_result(best)
-    bench.console.print(_table(tried, settings, usual))
-    report = bench.report(shape=asdict(shape), checked_in_ms=usual[False], checked_in_cut_ms=usual[True])
-    report.add(tried=tried, settings=settings)
-    gain = f"{len(settings)} of {len(CANDIDATES)} kernels gain"
+    tasks = tasks_of(shape.width)
+    bench.console.print(f"compiling {len(tasks)} candidates")
+    for task, answer in zip(tasks, in_parallel(tasks, shape, bench.device), strict=True):
+        task |= answer
+        if answer.get("spilled", 0) > SPILLED:
+            task["failed"] = f"spills {answer['spilled']} numbers"
+    timed = [task for task in tasks if "failed" not in task]
+    bench.console.print(f"timing {len(timed)} of them")
+    for task, answer in zip(timed, ask("measure", timed, shape, bench.device), strict=True):
+        task |= answer
+    settings: dict[str, Change] = {}
+    for kernel in KERNELS:
+        usual, *others = [task for task in tasks if task["kernel"] == kernel]
+        if "failed" in usual:
+            raise GateError(f"--tune: the settings in use do not run here: {kernel}: {usual['failed']}")
+        best = min((x for x in others if "failed" not in x), key=lambda x: x["ms"], default=usual)
+        if best["ms"] < WINS * usual["ms"]:
+            settings |= best["settings"]
+            best["chosen"] = True
+    together = [{"kernel": ALL, "settings": {}}, {"kernel": ALL, "settings": settings}]
+    for task, answer in zip(together, ask("measure", together, shape, bench.device), strict=True):
+        task |= answer
+    bench.console.print(_table(tasks + together, shape))
+    if "failed" in together[1]:
+        raise GateError(f"--tune: the settings found do not run together: {together[1]['failed']}")
+    return _write(bench, shape, tasks + together, settings)
+
+
+def _write(bench: Bench, shape: Shape, tasks: list[Task], settings: dict[str, Change]) -> Report:
+    """Write what was found beside the settings that the file has for other widths, and say how to use it."""
+    here = at_width("", shape.width, shape.width)
+    kept = read_settings(bench.out) if bench.out is not None and bench.out.exists() else {}
+    report = bench.report(shape=asdict(shape))
+    report.add(tried=tasks, settings={name: x for name, x in kept.items() if not name.endswith(here)} | settings)
+    gain = f"{len(settings)} of {len(KERNELS)} kernels gain"
     if bench.out is not None:
         gain += f"; to use the settings: qed.use_settings(Path({str(bench.out)!r}))"
     bench.console.print(gain, markup=False)
     return report
 
 
-def _without_result(row: dict[str, Any]) -> dict[str, int]:
-    return {name: x for name, x in row.items() if name != "result"}
-
-
-def _table(
-    tried: dict[str, list[dict[str, Any]]], settings: dict[str, dict[str, int]], usual: dict[bool, float]
-) -> Table:
+def _table(tasks: list[Task], shape: Shape) -> Table:
     """Make a table of everything that was tried, with an arrow at what was chosen."""
-    title = f"checked in: {usual[False]:.3f} ms, cut {usual[True]:.3f}"
-    table = Table("kernel", "setting", "forward + backward ms", title=title)
-    for kernel, rows in tried.items():
-        for row in rows:
-            result = row["result"] if isinstance(row["result"], str) else f"{row['result']:.3f}"
-            chosen = settings.get(kernel) == _without_result(row)
-            table.add_row(kernel, str(_without_result(row)), result + " ←" * chosen)
+    names = ("kernel", "setting", "registers", "spilled", "shared KiB", "ms", "error")
+    table = Table(*names, title=f"{shape.batch} x {shape.tokens}, {shape.heads} heads of {shape.width}")
+    for task in tasks:
+        change = next(iter(task["settings"].values()), {}) if task["kernel"] != ALL else task["settings"]
+        words = ", ".join(f"{name} {x}" for name, x in change.items()) or "in use"
+        takes = (str(task.get(name, "")) for name in ("registers", "spilled", "shared"))
+        found = task.get("failed") or f"{task['ms']:.4f}" + " ←" * task.get("chosen", False)
+        error = f"{task['error']:.1e}" if "error" in task else ""
+        table.add_row(task["kernel"], words, *takes, found, error)
     return table

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 commands = typer.Typer(
     help="Measure speed; what is not correct is not timed.",
-    epilog="Example: qed bench --tune --out runs/settings.json",
+    epilog="Example: qed bench --tune --width 64 --heads 16 --out runs/settings.json",
     invoke_without_command=True,
 )
 
@@ -65,11 +65,15 @@ def _bench(out: Path | None, device: str, against: str = "", module: str = "") -
 def _main(
     context: typer.Context,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Search launch settings for this machine's GPU, in some ten minutes.")
+        bool, typer.Option("--tune", help="Search launch settings for this GPU and width, in a few minutes.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="The file for the settings that --tune finds.")] = Path(
-        "runs/settings.json"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="The file for the settings that --tune finds; those for other widths stay in it.")
+    ] = Path("runs/settings.json"),
+    batch: Rows = 32,
+    tokens: Tokens = 2048,
+    heads: Heads = 6,
+    width: Width = 128,
 ) -> None:
     if context.invoked_subcommand is not None:
         return
@@ -81,7 +85,7 @@ def _main(
     from ..bench.ops import Shape
 
     with reported(GateError):
-        tuning.tune(_bench(out, "auto"), Shape())
+        tuning.tune(_bench(out, "auto"), Shape(batch=batch, tokens=tokens, heads=heads, width=width))
 
 
 @commands.command("ops", epilog="Example: qed bench ops --against fla --out ops.json")

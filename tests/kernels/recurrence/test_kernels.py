@@ -83,6 +83,29 @@ def test_packed_equals_separate() -> None:
         assert relative_error(x, truth[name]) < 1e-5, name
 
 
+@pytest.mark.parametrize("lengths", [[], [0, 0], [70, 0, 1, 129, 64, 65, 200], [n * 37 % 150 for n in range(140)]])
+def test_the_table_of_packed_sequences(lengths: list[int]) -> None:
+    """Every chunk's place, with nothing behind the last one, and the sequences by their number of chunks."""
+    from qed.kernels.recurrence.launch import ChunkTable
+
+    offsets = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
+    table = ChunkTable.of(torch.empty(1, sum(lengths), 1, 16, device=DEVICE), offsets)
+    assert table.starts is not None
+    assert table.lengths is not None
+    assert table.first is not None
+    assert table.order is not None
+    places, first = [], []
+    for n, length in enumerate(lengths):
+        first.append(len(places))
+        places += [(int(offsets[n]) + at, min(64, length - at)) for at in range(0, length, 64)]
+    found = list(zip(table.starts.tolist(), table.lengths.tolist(), strict=True))[: table.chunks]
+    assert found[: len(places)] == places
+    assert all(length == 0 for _, length in found[len(places) :])
+    assert table.first.tolist()[: len(lengths)] == first
+    by_chunks = sorted(range(len(lengths)), key=lambda n: -((lengths[n] + 63) // 64))
+    assert table.order.tolist()[: len(lengths)] == by_chunks
+
+
 def test_the_batch_changes_nothing() -> None:
     """A sequence's result is the same bits alone, in a batch and packed."""
     inputs = Case(batch=3, tokens=70).inputs(torch.float32, device=DEVICE)

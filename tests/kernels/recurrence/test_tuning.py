@@ -113,6 +113,20 @@ def test_settings_for_another_gpu_are_one_file(tmp_path: Path, monkeypatch: pyte
     assert settings.config("chunk_terms", 2, 128, 128, architecture=90).num_warps == 4
 
 
+def test_a_width_has_settings_of_its_own() -> None:
+    """For 16-bit numbers, and with a state to carry only where there are programs enough for the GPU."""
+    rows = {"chunk_terms @ 64x64": {"BK": 32, "maxnreg": 168}, "chunk_states @ 256x256": {"BV": 64, "num_warps": 8}}
+    usual = [config("chunk_terms", 4, 64, 64), config("chunk_terms", 2, 128, 128), config("chunk_states", 2, 256, 256)]
+    try:
+        settings.use_settings(rows)
+        assert config("chunk_terms", 2, 60, 64).options == {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
+        found = [config("chunk_terms", 4, 64, 64), config("chunk_terms", 2, 128, 128)]
+        assert [*found, config("chunk_states", 2, 256, 256, lanes=16)] == usual
+        assert config("chunk_states", 2, 256, 256, lanes=17).BV == 64
+    finally:
+        settings.use_settings(None)
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"settings": {"chunk_terms": {"BK": "16"}}}', '{"settings": [1]}'])
 def test_a_bad_settings_file_is_named(text: str, tmp_path: Path) -> None:
     usual, file = block_of_keys(), tmp_path / "settings.json"

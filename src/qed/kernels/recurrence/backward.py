@@ -39,7 +39,7 @@ from .tiles import (
 def state_gradients(
     a_tilde, q_tilde, k_bar, gamma, P, T, do, d_final_state,  # in
     du, d_initial_state, d_ends,  # out: du like u, states [N, H, K, V], and dSᵀ of every chunk's end [chunks, H, V, K]
-    tokens, segments, segment_chunks, offsets, chunk_offsets,
+    tokens, segments, segment_chunks, offsets, chunk_offsets, order,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr, HAS_STATE: tl.constexpr,
     OUTPUT: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -48,6 +48,9 @@ def state_gradients(
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     n, h = lane // H, lane % H
+    if PACKED:
+        n = tl.load(order + n)
+        lane = n * H + h
     start, length, first = segment_place(n, tokens, segments, segment_chunks, offsets, chunk_offsets, PACKED, C)
     rows, keys, columns = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     dtype = do.dtype.element_ty
@@ -86,13 +89,13 @@ def state_gradients(
 def pair_gradients(
     do, E, R,  # in; E is du
     dP, dA,  # out: [chunks, H, C, C], zero above the diagonal, dA on it too
-    tokens, offsets, sequence_of, chunk_offsets,
+    tokens, chunk_starts, chunk_lengths,
     H: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr,
     C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of P and A for one chunk and head."""
     chunk, h = tl.program_id(0) // H, tl.program_id(0) % H
-    start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
+    start, length = chunk_place(chunk, tokens, chunk_starts, chunk_lengths, PACKED, C)
     if length <= 0:
         return
     place = start * H + h
@@ -116,7 +119,7 @@ def pair_gradients(
 def chunk_gradients(
     q, k, a, g, lowest, do, E, R, starts, d_ends, dP, dA,  # in; E is du
     dq, dk, da, dg,  # out; dg [tokens, H, K], or one sum for every tile of K [tiles, tokens, H] if G_WIDTH is 1
-    all_tokens, tokens, offsets, sequence_of, chunk_offsets, scale,
+    all_tokens, tokens, chunk_starts, chunk_lengths, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, G_WIDTH: tl.constexpr,
     PACKED: tl.constexpr, C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, RATIO: tl.constexpr,
     LEAST: tl.constexpr, REACH: tl.constexpr,
@@ -127,7 +130,7 @@ def chunk_gradients(
     TILES: tl.constexpr = (K + BK - 1) // BK
     tile, chunk_and_head = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     chunk, h = chunk_and_head // H, chunk_and_head % H
-    start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
+    start, length = chunk_place(chunk, tokens, chunk_starts, chunk_lengths, PACKED, C)
     if length <= 0:
         return
     place = start * H + h

@@ -38,7 +38,7 @@ def chunk_terms(
     q, k, a, g,  # in: [tokens, H, K], g [tokens, H, G_WIDTH]
     a_tilde, q_tilde, k_bar, gamma, P, T,  # out: [chunks, H, C, K] three times, [chunks, H, K], [chunks, H, C, C] twice
     lowest,  # out: the most that a channel decays over the chunk, in powers of two [chunks, H]
-    tokens, offsets, sequence_of, chunk_offsets, scale,
+    tokens, chunk_starts, chunk_lengths, scale,
     H: tl.constexpr, K: tl.constexpr, ALL_K: tl.constexpr, G_WIDTH: tl.constexpr, PACKED: tl.constexpr,
     C: tl.constexpr, LOG_C: tl.constexpr, SUB: tl.constexpr, LEVELS: tl.constexpr, RATIO: tl.constexpr,
     LEAST: tl.constexpr, REACH: tl.constexpr,
@@ -47,7 +47,7 @@ def chunk_terms(
     """With LEVELS = 0, compute the terms of the chunks that can be one block, and for every chunk how far it decays,
     which decides this. Otherwise compute the terms of the other chunks."""
     chunk, h = tl.program_id(0) // H, tl.program_id(0) % H
-    start, length = chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED, C)
+    start, length = chunk_place(chunk, tokens, chunk_starts, chunk_lengths, PACKED, C)
     if length <= 0:
         return
     place = start * H + h  # in tokens × heads
@@ -116,7 +116,7 @@ def chunk_states(
     a_tilde, q_tilde, k_bar, gamma, P, T, u, initial_state,  # in
     o, final_state, maps, starts, R,  # out: o like u, states [segments, H, K, V]; if MAPS M and Mᵀ
     # [segments, H, 2, K, K]; if SAVE S₀ᵀ [chunks, H, V, K] and Rᵀ [chunks, H, V, C]
-    tokens, segments, segment_chunks, offsets, chunk_offsets,
+    tokens, segments, segment_chunks, offsets, chunk_offsets, order,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr, HAS_STATE: tl.constexpr,
     MAPS: tl.constexpr, SAVE: tl.constexpr,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
@@ -129,6 +129,9 @@ def chunk_states(
     TILES: tl.constexpr = (MAPS + BK if MAPS else V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     n, h = lane // H, lane % H
+    if PACKED:
+        n = tl.load(order + n)
+        lane = n * H + h
     start, length, first = segment_place(n, tokens, segments, segment_chunks, offsets, chunk_offsets, PACKED, C)
     rows, keys, columns = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     dtype = a_tilde.dtype.element_ty

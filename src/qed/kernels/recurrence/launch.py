@@ -32,7 +32,7 @@ from .settings import CHUNK, Config, architecture, config, kept_by_settings, mul
 from .step import decode_step
 from .table import chunk_table
 
-TABLE_CHUNKS, TABLE_SEQUENCES = 64, 128  # how many of each a program of `chunk_table` looks at together
+TABLE_CHUNKS, TABLE_SEQUENCES = 32, 128  # how many of each a program of `chunk_table` looks at together
 
 
 class Shapes(NamedTuple):
@@ -116,7 +116,7 @@ def constants(kernel: str, shapes: Shapes, lanes: int = 0) -> dict[str, Any]:
     # Matrix units round float32 to a mantissa of ten bits unless they are asked for three products ("tf32x3"), which
     # float32 inputs get.
     taken["PRECISION"] = "tf32x3" if shapes.dtype == torch.float32 else "tf32"
-    return taken | FUSED | {"num_warps": setting.num_warps, "num_stages": setting.num_stages}
+    return taken | FUSED | setting.options
 
 
 @kept_by_settings
@@ -163,14 +163,16 @@ _TABLE = Prepared(chunk_table, C=CHUNK, BN=TABLE_SEQUENCES, BC=TABLE_CHUNKS, san
 
 
 class ChunkTable(NamedTuple):
-    """Which sequence every chunk belongs to. The table is made on the device, so that the host does not wait for
-    `cu_seqlens`."""
+    """Where the chunks of all sequences lie. For packed ones the table is made on the device, so that the host does
+    not wait for `cu_seqlens`."""
 
     chunks: int
     tokens: int  # of each sequence, unless packed
     offsets: Tensor | None = None  # [N + 1]
-    sequence_of: Tensor | None = None  # [chunks], with chunks past the end of the last sequence among them
+    starts: Tensor | None = None  # [chunks] first token, with chunks past the end of the last sequence among them
+    lengths: Tensor | None = None  # [chunks] number of tokens, 0 for those
     first: Tensor | None = None  # [N] first chunk of every sequence
+    order: Tensor | None = None  # [N] in which order the sequences are taken
 
     @staticmethod
     def of(q: Tensor, cu_seqlens: Tensor | None) -> ChunkTable:
@@ -181,14 +183,21 @@ class ChunkTable(NamedTuple):
         if cu_seqlens.device.type == "cpu":  # Triton's interpreter has no device-side assertions
             offsets_of(cu_seqlens, tokens)
         cu_seqlens, sequences = cu_seqlens.contiguous(), sequence_count(q, cu_seqlens)
-        sequence_of, first = (torch.empty(size, dtype=torch.int32, device=q.device) for size in (chunks, sequences))
-        _TABLE((max(1, -(-chunks // TABLE_CHUNKS)),), cu_seqlens, sequence_of, first, tokens, sequences, chunks)
-        return ChunkTable(chunks, tokens, cu_seqlens, sequence_of, first)
+        sizes = [-(-x // 4) * 4 for x in (chunks, chunks, sequences, sequences)]  # each begins at 16 bytes
+        parts = torch.empty(sum(sizes), dtype=torch.int32, device=q.device).split_with_sizes(sizes)
+        programs = max(1, -(-max(chunks, sequences) // TABLE_CHUNKS))
+        _TABLE((programs,), cu_seqlens, *parts, tokens, sequences, chunks)
+        return ChunkTable(chunks, tokens, cu_seqlens, *parts)
 
     @property
     def by_chunk(self) -> tuple[Any, ...]:
         """The arguments by which a kernel finds the tokens of a chunk (`tiles.chunk_place`)."""
-        return self.tokens, self.offsets, self.sequence_of, self.first
+        return self.tokens, self.starts, self.lengths
+
+    @property
+    def by_sequence(self) -> tuple[Any, ...]:
+        """The arguments by which a kernel finds its sequence and the sequence's chunks (`tiles.segment_place`)."""
+        return self.offsets, self.first, self.order
 
 
 @on_its_device
@@ -214,7 +223,7 @@ def forward(x: Arguments, save: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
     states(
         (segments.lanes * shapes.tiles("chunk_states", segments.lanes),),
         *(*parts.terms, u, initial_state, o, final_state, None, parts.starts, parts.R),
-        *(table.tokens, segments.each, segments.chunks, table.offsets, table.first),
+        *(table.tokens, segments.each, segments.chunks, *table.by_sequence),
     )
     if segments.each > 1:
         final_state = final_state[segments.each - 1 :: segments.each].contiguous()
@@ -238,7 +247,7 @@ def _segment_starts(
     maps(
         (segments.lanes * tiles,),
         *(*parts.terms, u, None, None, N, parts.maps, None, None),
-        *(table.tokens, segments.each, segments.chunks, None, None),
+        *(table.tokens, segments.each, segments.chunks, None, None, None),
     )
     return _compose(parts, N, initial_state, shapes, segments, reverse=False)
 
@@ -275,7 +284,7 @@ def backward(do: Tensor, dstate: Tensor | None, x: Arguments, saved: list[Tensor
         prepared("state_gradients", shapes, segments.lanes, **given)(
             grid,
             *(*parts.terms, do, d_final, du, d_initial, d_ends),
-            *(table.tokens, segments.each, segments.chunks, table.offsets, table.first),
+            *(table.tokens, segments.each, segments.chunks, *table.by_sequence),
         )
 
     if segments.each > 1:
@@ -304,8 +313,8 @@ def backward(do: Tensor, dstate: Tensor | None, x: Arguments, saved: list[Tensor
 @kept_by_settings
 def _step(dtype: torch.dtype, device: torch.device, K: int, V: int, G_WIDTH: int) -> Prepared:
     setting = config("decode_step", dtype.itemsize, K, V, 0, architecture(device))
-    options = FUSED | {"num_warps": setting.num_warps, "num_stages": setting.num_stages}
-    return Prepared(decode_step, K=K, V=V, G_WIDTH=G_WIDTH, BK=setting.BK, BV=setting.BV, **options)
+    sizes = {"K": K, "V": V, "G_WIDTH": G_WIDTH, "BK": setting.BK, "BV": setting.BV}
+    return Prepared(decode_step, **sizes, **FUSED, **setting.options)
 
 
 @on_its_device

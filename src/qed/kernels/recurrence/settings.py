@@ -4,8 +4,17 @@ A setting depends on the kernel, the size of a number, the widths of keys and va
 changes only how many columns of V a program has, and each column's sums stay the same. So results do not depend on what
 else is in a batch, except for few long sequences, which are cut into segments.
 
-The settings were measured on Hopper. Other GPUs get the same ones, with fewer stages where their shared memory is
-small; this is the untested default, and `qed doctor` says where it is in use.
+The settings below were measured on Hopper at heads of 128. Other GPUs get the same ones, with fewer stages where their
+shared memory is small; this is the untested default, and `qed doctor` says where it is in use.
+
+What a GPU does better with at some width is in a file of its own, `tuned/sm_<architecture>.json`, as `qed bench --tune`
+writes it: changes by kernel and width, such as
+
+    {"settings": {"chunk_terms @ 64x64": {"BK": 32, "num_warps": 4}}}
+
+A width is that of the tiles, a power of two, so heads of 60 get the settings of 64. Such a row counts for 16-bit
+numbers, which it was measured with, and for a kernel that carries a state only where its programs are enough for the
+GPU. A row without a width (`chunk_terms`) counts for all.
 
 One setting must not be tried again with Triton 3.6 on Hopper: `chunk_gradients` with tiles 32 wide on 4 warps is
 faster, but wrong in some runs (gradients off by a factor of thirty, or an illegal access). Every setting here passes
@@ -48,9 +57,9 @@ ARCHITECTURES = {
     120: Architecture(shared=99),
 }
 UNTESTED = Architecture(shared=99)  # the default for every other one
-# Settings for other GPUs: one file for each architecture, such as sm_100.json, as `qed bench --tune` writes it.
-TUNED = Path(__file__).parent / "tuned"
-Settings = dict[str, dict[str, int]]  # changes by kernel
+TUNED = Path(__file__).parent / "tuned"  # one file for each architecture, such as sm_100.json
+Settings = dict[str, dict[str, int]]  # changes by kernel, or by kernel and width (`at_width`)
+CARRY_A_STATE = ("chunk_states", "state_gradients")
 Function = TypeVar("Function", bound=Callable[..., object])
 _in_use: Settings | None = None  # what `use_settings` was given
 _depending: list[Callable[[], None]] = []  # what forgets results that depend on that
@@ -66,12 +75,30 @@ def kept_by_settings(function: Function) -> Function:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A launch setting. BK and BV are the columns of keys and of values that one program works on."""
+    """A launch setting. BK and BV are the columns of keys and of values that one program works on; `maxnreg` is the
+    most registers that a thread may have, or 0 for as many as the compiler takes."""
 
     BK: int
     BV: int
     num_warps: int
     num_stages: int
+    maxnreg: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton is told at a launch."""
+        limit = {"maxnreg": self.maxnreg} if self.maxnreg else {}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages} | limit
+
+
+def at_width(kernel: str, K: int, V: int) -> str:
+    """Return the name of a kernel's settings at a width.
+
+    Args:
+        kernel: its name.
+        K, V: widths of keys and values.
+    """
+    return f"{kernel} @ {product_tile(K)}x{product_tile(V)}"
 
 
 def product_tile(width: int) -> int:
@@ -121,7 +148,13 @@ def config(
     K, V = product_tile(K), product_tile(V)
     shared = ARCHITECTURES.get(architecture, UNTESTED).shared
     setting = _checked_in(kernel, bytes_each == 4, K, V, 2 * lanes > multiprocessors, shared)
-    return replace(setting, **_replacements(architecture).get(kernel, {}))
+    changes = replacements(architecture)
+    setting = replace(setting, **changes.get(kernel, {}))
+    if bytes_each == 4:
+        return setting
+    tuned = replace(setting, **changes.get(at_width(kernel, K, V), {}))
+    enough = kernel not in CARRY_A_STATE or 2 * lanes * -(-V // tuned.BV) > multiprocessors
+    return tuned if enough else setting
 
 
 def origin(architecture: int) -> str:
@@ -190,7 +223,7 @@ def read_settings(file: Path) -> Settings:
         raise ValueError(f"settings: expected a file of `qed bench --tune`, got {file}: {error}") from error
 
 
-def _replacements(architecture: int) -> Settings:
+def replacements(architecture: int) -> Settings:
     """Return the settings in use instead of those written here: what `use_settings` was given, or else the package's
     own file for this architecture."""
     if _in_use is not None:

@@ -42,21 +42,17 @@ FORGOTTEN = tl.constexpr(-1022.0)  # in powers of two: the smallest normal float
 
 
 @triton.jit
-def chunk_place(chunk, tokens, offsets, sequence_of, chunk_offsets, PACKED: tl.constexpr, C: tl.constexpr):
+def chunk_place(chunk, tokens, chunk_starts, chunk_lengths, PACKED: tl.constexpr, C: tl.constexpr):
     """The first token of a chunk in the flat batch, and how many of its C tokens exist (0 if there is no such
-    chunk)."""
+    chunk). For packed sequences both were looked up beforehand (`table.py`), so that a program waits for one load."""
     if PACKED:
-        n = tl.load(sequence_of + chunk)
-        at = (chunk - tl.load(chunk_offsets + n)) * C
-        start = tl.load(offsets + n)
-        left = tl.load(offsets + n + 1) - start - at
+        start, length = tl.load(chunk_starts + chunk).to(tl.int64), tl.load(chunk_lengths + chunk)
     else:
         per_sequence = tl.cdiv(tokens, C)
-        n = chunk // per_sequence
         at = (chunk % per_sequence) * C
-        start = n.to(tl.int64) * tokens
-        left = (tokens - at).to(tl.int64)
-    return start.to(tl.int64) + at, tl.minimum(left, C).to(tl.int32)
+        start = (chunk // per_sequence).to(tl.int64) * tokens + at
+        length = tl.minimum(tokens - at, C)
+    return start, length
 
 
 @triton.jit
