@@ -8,7 +8,7 @@ import torch
 
 from qed import QEDConfig, QEDForCausalLM
 from qed.kernels.decode import launch
-from qed.layers import MixerState, QEDBlock
+from qed.layers import MixerState, QEDBlock, RMSNorm
 from qed.layers.routes import BLOCK
 from qed.layers.sequences import DENSE
 from qed.model.causal_lm import make_block
@@ -142,3 +142,61 @@ def test_what_was_replaced_is_left_alone(part: str) -> None:
     change, reason = REPLACED[part]
     change(made)
     assert reason in str(why_not(made, 1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("part", ["norm", "residual", "swiglu", "heads"])
+def test_a_matrix_times_a_vector(part: str, dtype: torch.dtype) -> None:
+    """Norms before it, SwiGLU and a residual after it, and tiles that no side is a multiple of."""
+    torch.manual_seed(0)
+    batch, N, M, V = 1, 50, 72, 24
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=DEVICE).to(dtype)
+
+    x, weight, residual = drawn(batch, M), drawn(2 * N if part == "swiglu" else N, M) / 8, drawn(batch, N)
+    norm = RMSNorm(M, 1e-3).to(DEVICE, dtype)
+    norm.weight.add_(0.3 * drawn(M))
+    given, options, wide = x, {}, x.double()
+    if part in ("norm", "swiglu"):
+        options = {"norm": norm, "swiglu": part == "swiglu"}
+        wide = wide * (wide.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * norm.weight.double()
+    elif part == "heads":
+        squares = wide.view(batch, M // V, 2, V // 2).square().sum(-1)
+        given = launch.Parts(x, squares.float(), V, 1e-3)
+        wide = (wide.view(batch, -1, V) * (squares.sum(-1, keepdim=True) / V + 1e-3).rsqrt()).flatten(1)
+    truth = wide @ weight.double().t()
+    if part == "swiglu":
+        truth = torch.nn.functional.silu(truth[:, :N]) * truth[:, N:]
+    if part in ("residual", "heads"):
+        options, truth = {"residual": residual}, truth + residual
+    assert relative_error(launch.times_vector(given, weight, **options), truth) < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("columns", [2, 8, 64])
+def test_a_state_is_cut_anywhere(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ALONE_COLUMNS", "COLUMNS"):
+        monkeypatch.setattr(launch, name, columns)
+    made = block(head_dim=12, expand_v=1.5, read_scale=0.5 + columns)  # a kernel of its own for every number of columns
+    launch._mixer.cache_clear()
+    launch._step.cache_clear()
+    for batch, dtype in ((1, torch.float32), (2, torch.float32), (2, torch.float16)):
+        found = errors(copy.deepcopy(made), batch, dtype)
+        assert all(x < ROUNDING[dtype] for x in found.values()), (found, batch)
+    launch._mixer.cache_clear()
+    launch._step.cache_clear()
+
+
+@pytest.mark.parametrize("numbers", [5, 300])
+def test_the_likeliest_token(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "BLOCK", 64)
+    launch._likeliest.cache_clear()
+    logits = torch.randint(0, 20, (40, numbers), device=DEVICE).float()  # with many that are equal
+    logits[0], logits[1, 3], logits[2, 4] = float("-inf"), float("nan"), float("inf")
+    tokens = torch.zeros(40, 1, dtype=torch.long, device=DEVICE)
+    launch.write_likeliest(logits, tokens)
+    launch._likeliest.cache_clear()
+    first = [line.index(max(x for x in line if x == x)) for line in logits.tolist()]
+    first[1] = 3
+    assert tokens[:, 0].tolist() == first

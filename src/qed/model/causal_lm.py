@@ -346,15 +346,21 @@ def causal_loss(
     return total / (items.to(total.device) if isinstance(items, Tensor) else items)
 
 
-def recompute_cheap(model: QEDForCausalLM) -> None:
+def recompute_cheap(model: QEDForCausalLM, how: str = "cheap") -> None:
     """Keep products for the backward, of matrices and of the recurrence, and make again what is cheap: norms (but for
     their scales), gates, the convolution. About half the memory for a few per cent of a step's time where blocks are
-    compiled."""
+    compiled.
+
+    Args:
+        model: the model, not yet compiled.
+        how: "cheap"; "light" to keep the operands of the recurrence too; "lean" to make SwiGLU's product and the
+            narrow products of bottlenecks again as well.
+    """
     # torch warns of operations in place inside what is made again: there are none.
     logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in str(record.msg))
     for block in model.model.layers:
         assert isinstance(block, QEDBlock)
-        block.recomputes = True
+        block.recomputes = how
 
 
 def compile_blocks(model: QEDForCausalLM) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..layers import Mixer, MixerState, RMSNorm, Sequences
 from ..layers.obstacles import plain_linear_obstacle
-from ..layers.routes import BLOCK, normed_projection
+from ..layers.routes import BLOCK, normed_projection, write_likeliest
 from ..routes import Call
 from .cache import QEDCache
 from .fingerprint import fingerprint
@@ -38,6 +38,7 @@ STRIDE = 16  # tokens that are yielded together: whoever looks at them waits for
 # Tokens to which prompts are padded at their end: at most half as many again, or a chunk of the recurrence.
 LENGTHS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 MOST_TOKENS = 8192  # of all rows together: more keep a GPU busy for longer than Python needs to launch them
+TOGETHER = 4  # steps that are one graph where as many follow each other: the GPU waits a little between two graphs
 MOST_STEPS = 8  # captured steps of one decoder that are kept: each way to choose tokens has one
 
 
@@ -73,6 +74,7 @@ class Decoder:
         with torch.inference_mode(False):  # memory born in inference mode could not be written outside of it
             self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
             self.logits = torch.zeros(batch, model.config.vocab_size, dtype=of_logits, device=self.device)
+            self.found = torch.zeros(batch, TOGETHER, dtype=torch.long, device=self.device)
             self.seen = seen_tokens(self.tokens, model.config.vocab_size)
             self.lengths = torch.zeros(batch, dtype=torch.long, device=self.device)
             self.states = [_empty_state(mixer, batch, dtype, self.device) for mixer in recurrent_mixers(model)]
@@ -189,20 +191,35 @@ class Decoder:
         if chooser.counts:
             seen_tokens(text, self.logits.shape[1], self.seen)
         found = text.new_empty(text.shape[0], count)
-        for i in range(count):
-            self._run(chooser.at(text.shape[1] + i))
-            found[:, i : i + 1].copy_(self.tokens)
+        i = 0
+        while i < count:
+            now, several = chooser.at(text.shape[1] + i), self.found.shape[1]
+            # A step that has not been captured yet is taken alone first: many at once would be launched one by one.
+            if count - i >= several > 1 and not chooser.until and (now.key, 1) in self.captured:
+                self._run(now, several)
+                found[:, i : i + several].copy_(self.found)
+                i += several
+            else:
+                self._run(now)
+                found[:, i : i + 1].copy_(self.tokens)
+                i += 1
         cache.tokens += count
         return found
 
-    def _run(self, chooser: Chooser | None) -> None:
-        key = None if chooser is None else chooser.key
+    def _run(self, chooser: Chooser | None, count: int = 1) -> None:
+        key = (None if chooser is None else chooser.key, count)
         if key not in self.steps:
             if len(self.steps) == MOST_STEPS:
                 del self.steps[next(iter(self.steps))]  # the oldest
             self.steps[key] = (chooser, Replayed(self.device, self._pool))
+            self.steps[key][1].has_run = count > 1  # as single steps
         kept, replayed = self.steps[key]  # a graph reads the tensors of the chooser that it was captured with
-        replayed(partial(self._step, kept))
+        replayed(partial(self._step, kept) if count == 1 else partial(self._several, kept, count))
+
+    def _several(self, chooser: Chooser | None, count: int) -> None:
+        for i in range(count):
+            self._step(chooser)
+            self.found[:, i : i + 1].copy_(self.tokens)
 
     def _step(self, chooser: Chooser | None) -> None:
         model = self._model()
@@ -211,10 +228,12 @@ class Decoder:
         for route, block, state in zip(self.routes, model.model.layers, self.states, strict=True):
             x = route.run(block, x, state.conv, state.recurrent)
         if self.fuses_head:
-            self.logits.copy_(normed_projection(model.lm_head, x, model.model.norm))
+            normed_projection(model.lm_head, x, model.model.norm, out=self.logits)
         else:
             self.logits.copy_(model.lm_head(model.model.norm(x)))
-        if chooser is not None:
+        if chooser is not None and self.fuses_head and chooser.is_plain:
+            write_likeliest(self.logits, self.tokens)
+        elif chooser is not None:
             self.tokens.copy_(chooser(self.logits, self.seen)[:, None])
             if chooser.counts:
                 self.seen.scatter_(1, self.tokens, True)

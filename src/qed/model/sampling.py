@@ -101,6 +101,11 @@ class Chooser:
         return self.draws, *(_settings(x) for x in self.processors)
 
     @cached_property
+    def is_plain(self) -> bool:
+        """Whether it takes the likeliest token by the logits as they are."""
+        return not self.draws and not self.processors
+
+    @cached_property
     def counts(self) -> bool:
         """Whether it looks at which tokens the text has."""
         return any(type(x) is RepetitionPenaltyLogitsProcessor for x in self.processors)

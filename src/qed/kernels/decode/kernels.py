@@ -1,7 +1,8 @@
-"""One token as Triton kernels: a matrix times a token, and all of a mixer between its first and last matrix.
+"""One token of one sequence as Triton kernels: a matrix times a vector, and a mixer between its first and last matrix.
 
 With EARLY (from Hopper on) a kernel starts while the kernel before it still runs. Until that one is done, it reads only
-what no other kernel writes for the same token: its weights, and its own states.
+what no other kernel writes for the same token: its weights, and its own states. After that it loads all it needs at
+once, before the first sum over threads: whatever is loaded behind one is waited for once more.
 """
 
 from __future__ import annotations
@@ -30,121 +31,164 @@ def row(x, columns, width: tl.constexpr):
 
 
 @triton.jit
+def scales_of_heads(squares, head, inside, V: tl.constexpr, SLICES: tl.constexpr, EPS: tl.constexpr):
+    """1 / √(mean square + EPS) of heads, whose sums of squares lie in SLICES parts side by side."""
+    total = tl.load(squares + head * SLICES, mask=inside, other=1.0)
+    for s in tl.static_range(1, SLICES):
+        total += tl.load(squares + head * SLICES + s, mask=inside, other=0.0)
+    return tl.rsqrt(total / V + EPS)
+
+
+@triton.jit
 def vector_kernel(
-    x, norm, weight, residual, y,  # in: [M], [M], [N or 2 N, M], [N]; out: [N]
-    N: tl.constexpr, M: tl.constexpr, EPS: tl.constexpr,
+    x, norm, weight, residual, squares,  # in: [M], [M], [N or 2 N, M], [N], [M / V, SLICES]
+    taps, conv, y,  # in: [D, W]; in and out: [W − 1, D]; out: [N]
+    N: tl.constexpr, M: tl.constexpr, EPS: tl.constexpr, V: tl.constexpr, SLICES: tl.constexpr,
+    D: tl.constexpr, W: tl.constexpr,
     NORM: tl.constexpr, SWIGLU: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """Compute W x, W RMSNorm(x), residual + W x, or, with SWIGLU, silu(W_gate x) ⊙ W_up x, where W_gate stands above
     W_up in one matrix. A program has some whole rows of the matrix, which are being loaded while it computes the norm
-    of x."""
+    of x. With SLICES, x is first divided by the root mean square of each V of its numbers, which is given by `squares`.
+    The first D rows are convolved and pass through SiLU; their windows move on by one token."""
     rows, columns = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BM)
     matrix = load_tile(weight, rows, columns, M, N, M)
     if SWIGLU:
         upper = load_tile(weight + N * M, rows, columns, M, N, M)
+    if D > 0:
+        i, inside = tl.arange(0, BW)[:, None], (rows < D)[None, :]
+        window = tl.load(conv + i * D + rows[None, :], mask=inside & (i < W - 1), other=0.0)
+        earlier = tl.load(taps + rows[None, :] * W + i, mask=inside & (i < W - 1), other=0.0).to(tl.float32)
+        last = tl.load(taps + rows * W + W - 1, mask=rows < D, other=0.0).to(tl.float32)
+    if NORM:
+        norm_ = row(norm, columns, M)
     take_over(EARLY)
     x_ = row(x, columns, M)
+    if RESIDUAL:
+        residual_ = row(residual, rows, N)
+    if SLICES > 0:
+        x_ *= scales_of_heads(squares, columns // V, columns < M, V, SLICES, EPS)
     if NORM:
-        x_ *= tl.rsqrt(tl.sum(x_ * x_, 0) / M + EPS) * row(norm, columns, M)
+        x_ *= tl.rsqrt(tl.sum(x_ * x_, 0) / M + EPS) * norm_
     y_ = tl.sum(matrix.to(tl.float32) * x_[None, :], 1)
     if SWIGLU:
         y_ *= sigmoid(y_) * tl.sum(upper.to(tl.float32) * x_[None, :], 1)
     if RESIDUAL:
-        y_ += row(residual, rows, N)
+        y_ += residual_
+    if D > 0:
+        now = y_.to(conv.dtype.element_ty)
+        z = tl.sum(window.to(tl.float32) * earlier, 0) + now.to(tl.float32) * last
+        y_ = tl.where(rows < D, silu(z), y_)
+        tl.debug_barrier()  # several threads may hold the same column: none may write before all have read
+        tl.store(conv + (i - 1) * D + rows[None, :], window, mask=inside & (i > 0) & (i < W - 1))
+        tl.store(conv + (W - 2) * D + rows, now, mask=(rows < D) & (W > 1))
     tl.store(y + rows, y_.to(y.dtype.element_ty), mask=rows < N)
 
 
 @triton.jit
-def convolved(x, taps, state, columns, D, width: tl.constexpr, W: tl.constexpr, BW: tl.constexpr):
-    """Return SiLU of the window's sum, and move the window in the state on by one token. Several threads may hold the
-    same column, so none may write before all have read."""
-    i = tl.arange(0, BW)[:, None]
-    inside = (columns < width)[None, :]
-    window = tl.load(state + i * D + columns[None, :], mask=inside & (i < W - 1), other=0.0)
-    window += tl.load(x + i * 0 + columns[None, :], mask=inside & (i == W - 1), other=0.0)
-    weight = tl.load(taps + columns[None, :] * W + i, mask=inside & (i < W), other=0.0)
-    z = tl.sum(window.to(tl.float32) * weight.to(tl.float32), 0)
-    tl.debug_barrier()
-    tl.store(state + (i - 1) * D + columns[None, :], window, mask=inside & (i > 0) & (i < W))
-    return silu(z)[None, :]
+def erase_vector(
+    q, k, b, theta, direction, h, lambda_max, rows, keys, left, K: tl.constexpr,
+    CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
+):  # fmt: skip
+    """a, from rows of q, k and the erase gate b."""
+    a = b * k
+    if CORRECTED:
+        source = load(direction + h * K, rows, keys, 0, left, K) if DIRECTED else q
+        strength = lambda_max * sigmoid(tl.load(theta + h).to(tl.float32))
+        a += strength * correction(source, k, b, GATE, PROJECT)
+    return a
+
+
+@triton.jit
+def moved_on(S, q, k, a, u):
+    """The state after a token, and what q reads of it. Both sums over the old state's rows are independent of each
+    other: Sᵀq after the token is Sᵀq before it, and kᵀq of what the token wrote."""
+    left = u - tl.sum(a[:, None] * S, 0)
+    o = tl.sum(q[:, None] * S, 0) + tl.sum(q * k, 0) * left
+    return S + k[:, None] * left[None, :], o
 
 
 @triton.jit
 def mixer_kernel(
-    x, conv, states,  # in: [B, rows of `in_proj`]; in and out: [B, W − 1, D], [B, H, K, V]
-    taps, f_weight, A_log, dt_bias, theta, direction, g_weight, g_bias, norm, y,  # y, out: [B, H · V]
-    x_stride, scale, lambda_max,
+    x, states,  # in: [rows of `in_proj`], q, k and v convolved; in and out: [H, K, V]
+    f_weight, A_log, dt_bias, theta, direction, g_weight, g_bias, norm,
+    y, squares,  # out: [H · V], [H, SLICES]
+    scale, lambda_max,
     AT_B: tl.constexpr, AT_W: tl.constexpr, AT_F: tl.constexpr, AT_G: tl.constexpr,  # columns of x
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     ERASE: tl.constexpr, WRITE: tl.constexpr, DECAY: tl.constexpr,  # 0: none, 1: one number, 2: one for each channel
     CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
-    F_RANK: tl.constexpr, G_RANK: tl.constexpr, ACTIVATION: tl.constexpr, EPS: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, BW: tl.constexpr, BF: tl.constexpr, BG: tl.constexpr,
+    F_RANK: tl.constexpr, G_RANK: tl.constexpr, ACTIVATION: tl.constexpr, SLICES: tl.constexpr, EARLY: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BF: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    """Compute everything between the first and the last matrix of a mixer, for one head of one sequence, whose columns
-    of both states are this program's own. With AHEAD, all weights and states are loaded before x is there. Without it,
-    registers are left for a second program on the same multiprocessor."""
-    h, lane = tl.program_id(0) % H, tl.program_id(0).to(tl.int64)
-    keys, values, one = tl.arange(0, BK), tl.arange(0, BV), tl.arange(0, 1)
-    D: tl.constexpr = 2 * H * K + H * V
-    states += lane * K * V
-    if AHEAD:
-        S = load_tile(states, keys, values, V, K, V)
+    """Compute everything between the convolution and the last matrix of a mixer, for one sequence, but the division by
+    the root mean square of a head's outputs: a program has some of their columns, and leaves the sum of their squares.
+    """
+    h, part = tl.program_id(0) // SLICES, tl.program_id(0) % SLICES
+    keys, values, one = tl.arange(0, BK), part * BV + tl.arange(0, BV), tl.arange(0, 1)
+    states += h * K * V
+    S = load_tile(states, keys, values, V, K, V)
     if F_RANK > 0:
         f_columns = tl.arange(0, BF)
         f_matrix = load_tile(f_weight + h * K * F_RANK, keys, f_columns, F_RANK, K, F_RANK)
-    if G_RANK > 0:
-        g_columns = tl.arange(0, BG)
-        if AHEAD:
-            g_matrix = load_tile(g_weight + h * V * G_RANK, values, g_columns, G_RANK, V, G_RANK)
-    take_over(EARLY)
-    x += lane // H * x_stride
-    conv += lane // H * (W - 1) * D
-
-    at = h * K
-    q_ = unit(convolved(x + at, taps + at * W, conv + at, keys, D, K, W, BW))
-    at = (H + h) * K
-    k_ = unit(convolved(x + at, taps + at * W, conv + at, keys, D, K, W, BW))
-    at = 2 * H * K + h * V
-    u_ = convolved(x + at, taps + at * W, conv + at, values, D, V, W, BW)
-
-    b_ = sigmoid(load(x + AT_B + h * K, one, keys, 0, 1, K) if ERASE == 2 else load(x + AT_B + h, one, one, 0, 1, 1))
-    if WRITE == 2:
-        u_ *= sigmoid(load(x + AT_W + h * V, one, values, 0, 1, V))
-    else:
-        u_ *= sigmoid(load(x + AT_W + h, one, one, 0, 1, 1)) if WRITE == 1 else b_
-    a_ = b_ * k_
-    if CORRECTED:
-        source = load(direction + h * K, one, keys, 0, 1, K) if DIRECTED else q_
-        strength = lambda_max * sigmoid(tl.load(theta + h).to(tl.float32))
-        a_ += strength * correction(source, k_, b_, GATE, PROJECT)
     if DECAY > 0:
         rate = -tl.exp(tl.load(A_log + h).to(tl.float32))
-        if DECAY == 2:
-            f_ = tl.sum(f_matrix.to(tl.float32) * row(x + AT_F, f_columns, F_RANK)[None, :], 1)
-            decay = exp(rate * softplus(f_ + row(dt_bias + h * K, keys, K)))[:, None]
-        else:
-            f_ = tl.load(x + AT_F + h).to(tl.float32) + tl.load(dt_bias + h).to(tl.float32)
-            decay = exp(rate * softplus(f_))
-    if not AHEAD:
-        S = load_tile(states, keys, values, V, K, V)
-    if DECAY > 0:
-        S *= decay
+        bias = row(dt_bias + h * K, keys, K) if DECAY == 2 else tl.load(dt_bias + h).to(tl.float32)
+    factor = row(norm, values, V)
+    if G_RANK > 0:
+        g_columns = tl.arange(0, BG)
+        g_matrix = load_tile(g_weight + h * V * G_RANK, values, g_columns, G_RANK, V, G_RANK)
+        gate_bias = row(g_bias + h * V, values, V)
+    take_over(EARLY)
 
-    left = tl.reshape(u_, (BV,)) - tl.sum(tl.reshape(a_, (BK,))[:, None] * S, 0)
-    S += tl.reshape(k_, (BK,))[:, None] * left[None, :]
+    q_ = load(x + h * K, one, keys, 0, 1, K)
+    k_ = load(x + (H + h) * K, one, keys, 0, 1, K)
+    u_ = row(x + 2 * H * K + h * V, values, V)
+    b_ = load(x + AT_B + h * K, one, keys, 0, 1, K) if ERASE == 2 else load(x + AT_B + h, one, one, 0, 1, 1)
+    if WRITE == 2:
+        w_ = row(x + AT_W + h * V, values, V)
+    else:
+        w_ = tl.load(x + (AT_W if WRITE == 1 else AT_B) + h).to(tl.float32)
+    if DECAY > 0:
+        f_ = row(x + AT_F, f_columns, F_RANK) if DECAY == 2 else tl.load(x + AT_F + h).to(tl.float32)
+    if ACTIVATION > 0:
+        gate = row(x + AT_G, g_columns, G_RANK) if G_RANK > 0 else row(x + AT_G + h * V, values, V)
+
+    if DECAY == 2:
+        S *= exp(rate * softplus(tl.sum(f_matrix.to(tl.float32) * f_[None, :], 1) + bias))[:, None]
+    elif DECAY == 1:
+        S *= exp(rate * softplus(f_ + bias))
+    q_, k_ = unit(q_), unit(k_)
+    a_ = erase_vector(
+        q_, k_, sigmoid(b_), theta, direction, h, lambda_max, one, keys, 1, K, CORRECTED, DIRECTED, GATE, PROJECT
+    )
+    q_, k_, a_ = tl.reshape(q_, (BK,)), tl.reshape(k_, (BK,)), tl.reshape(a_, (BK,))
+    S, o = moved_on(S, q_, k_, a_, u_ * sigmoid(w_))
     store_tile(states, keys, values, V, K, V, S)
-    o = tl.sum(tl.reshape(q_, (BK,))[:, None] * S, 0) * scale
-    o *= tl.rsqrt(tl.sum(o * o, 0) / V + EPS) * row(norm, values, V)
+    o *= scale
+    tl.store(squares + h * SLICES + part, tl.sum(o * o, 0))
     if ACTIVATION > 0:
         if G_RANK > 0:
-            if not AHEAD:
-                g_matrix = load_tile(g_weight + h * V * G_RANK, values, g_columns, G_RANK, V, G_RANK)
-            gate = tl.sum(g_matrix.to(tl.float32) * row(x + AT_G, g_columns, G_RANK)[None, :], 1)
-            gate += row(g_bias + h * V, values, V)
-        else:
-            gate = row(x + AT_G + h * V, values, V)
-        o *= (gate if ACTIVATION == 1 else 1.0) * sigmoid(gate)
-    tl.store(y + lane * V + values, o.to(y.dtype.element_ty), mask=values < V)
+            gate = tl.sum(g_matrix.to(tl.float32) * gate[None, :], 1) + gate_bias
+        factor *= (gate if ACTIVATION == 1 else 1.0) * sigmoid(gate)
+    tl.store(y + h * V + values, (o * factor).to(y.dtype.element_ty), mask=values < V)
+
+
+@triton.jit
+def likeliest_kernel(logits, tokens, N: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the index of the largest of N numbers, for one row of them; the first where there are several. NaN counts
+    as the largest, as in torch."""
+    columns = tl.arange(0, BLOCK)
+    logits += tl.program_id(0).to(tl.int64) * N
+    take_over(EARLY)
+    best = tl.load(logits + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
+    best = tl.where(best == best, best, float("inf"))
+    at = columns
+    for start in tl.static_range(BLOCK, N, BLOCK):
+        x = tl.load(logits + start + columns, mask=start + columns < N, other=float("-inf")).to(tl.float32)
+        x = tl.where(x == x, x, float("inf"))
+        at = tl.where(x > best, start + columns, at)
+        best = tl.maximum(x, best)
+    found = tl.min(tl.where(best == tl.max(best, 0), at, N), 0)
+    tl.store(tokens + tl.program_id(0), found.to(tl.int64))
