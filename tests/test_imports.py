@@ -95,6 +95,7 @@ def test_triton_is_imported_by_kernels_alone() -> None:
         "launching.py",
         "memory.py",
         "operator.py",
+        "projected.py",
         "settings.py",
     }
     code = f"import sys, qed, qed.layers, qed.model; print(sorted({names} & sys.modules.keys()))"
@@ -104,8 +105,10 @@ def test_triton_is_imported_by_kernels_alone() -> None:
 
 def test_kernels_are_reached_through_the_tables_of_routes() -> None:
     reaching = {str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py") if "kernels" in imported(p)}
-    settings = {"__init__.py", "bench/tune.py", "doctor.py"}  # where a user chooses or sees the launch settings
+    # Where a user chooses or sees the launch settings.
+    settings = {"__init__.py", "bench/tune.py", "bench/tune_process.py", "doctor.py"}
     assert {name for name in reaching if not name.startswith("kernels/")} == {
+        "layers/making.py",
         "layers/routes.py",
         "layers/obstacles.py",
         *settings,

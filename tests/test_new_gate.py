@@ -25,11 +25,9 @@ MIXER = {
 }
 # Lines that change.
 GATES = (
-    "return Gates(b, w, f, e, self.strength() if self.row.strength else None), gate",
-    """gates = Gates(
-            *(b, w, f, e, self.strength() if self.row.strength else None, inputs["m"] if self.parts["m"] else None)
-        )
-        return gates, gate""",
+    "return Gates(b, w, f, e, self.strength() if self.row.strength else None)",
+    """m = inputs["m"] if self.parts["m"] else None
+        return Gates(b, w, f, e, self.strength() if self.row.strength else None, m)""",
 )
 UNPACKED = "(b, w, f, e, strength) = self._heads, gates", "(b, w, f, e, strength) = self._heads, gates[:5]"
 CHECK = """

@@ -9,7 +9,7 @@ import torch
 
 from qed import QEDConfig, QEDForCausalLM
 from qed.kernels.prologue import launch as prologue
-from qed.kernels.prologue import operator
+from qed.kernels.prologue import operator, projected
 from qed.layers import Mixer, Sequences
 from qed.layers.routes import OPERANDS
 from qed.layers.sequences import DENSE
@@ -41,7 +41,7 @@ def errors(mixer: Mixer, tokens: tuple[int, int], dtype: torch.dtype, with_state
     mixer = mixer.to(dtype)
     with torch.no_grad():
         inputs = mixer._inputs(2 * torch.randn(*tokens, 24, dtype=dtype, device=DEVICE), "reference")
-        qkv, (gates, _) = inputs["qkv"], mixer._gates(inputs, "reference")
+        qkv, gates = inputs["qkv"], mixer._gates(inputs, "reference")
         state = torch.randn_like(qkv[:, :1].expand(-1, mixer.conv.weight.shape[1] - 1, -1)) if with_state else None
         found = prologue.operands(qkv, mixer, state, DENSE, gates)
 
@@ -85,7 +85,7 @@ def test_packed_is_separate(with_state: bool) -> None:
     mixer, ends = layer("qed"), [0, 5, 6, 6, 30]
     with torch.no_grad():
         inputs = mixer._inputs(torch.randn(1, 30, 24, device=DEVICE), "reference")
-        qkv, gates = inputs["qkv"], mixer._gates(inputs, "reference")[0]
+        qkv, gates = inputs["qkv"], mixer._gates(inputs, "reference")
         state = torch.randn(4, 3, qkv.shape[-1], device=DEVICE) if with_state else None
         packed = Sequences(cu_seqlens=torch.tensor(ends, device=DEVICE))
         found = prologue.operands(qkv, mixer, state, packed, gates)
@@ -102,7 +102,7 @@ def test_decays_of_any_size() -> None:
     with torch.no_grad():
         mixer.dt_bias.copy_(torch.linspace(-60, 60, mixer.dt_bias.numel()))
         inputs = mixer._inputs(torch.randn(1, 5, 24, device=DEVICE), "reference")
-        gates = mixer._gates(inputs, "reference")[0]
+        gates = mixer._gates(inputs, "reference")
         g = prologue.operands(inputs["qkv"], mixer, None, DENSE, gates).g
         x = mixer._heads((gates.f + mixer.dt_bias).double())
         truth = -mixer.A_log.double().exp()[:, None] * torch.nn.functional.softplus(x, threshold=1000)
@@ -122,7 +122,7 @@ def gradients(mixer: Mixer, xs: torch.Tensor, dtype: torch.dtype, kernels: bool)
     mixer = copy.deepcopy(mixer).to(dtype)
     x = xs.to(dtype).requires_grad_()
     inputs = mixer._inputs(x, "reference")
-    gates = mixer._gates(inputs, "reference")[0]
+    gates = mixer._gates(inputs, "reference")
     if kernels:
         found = operator.differentiable_operands(inputs["qkv"], mixer, gates)
     else:
@@ -189,6 +189,32 @@ def test_gradients_in_16_bits_are_as_good_as_torch_s(rule: str) -> None:
 def test_opcheck(rule: str) -> None:
     mixer = layer(rule)
     inputs = mixer._inputs(torch.randn(2, 5, 24, device=DEVICE), "reference")
-    given = prologue.arguments(inputs["qkv"], mixer, mixer._gates(inputs, "reference")[0])
+    given = prologue.arguments(inputs["qkv"], mixer, mixer._gates(inputs, "reference"))
     leaves = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in given]
     torch.library.opcheck(operator.OPERANDS, tuple(leaves))
+
+
+@pytest.mark.parametrize("rule", ["qed", *slow(*(x for x in SAID if x != "qed"))])
+@pytest.mark.parametrize("gate", ["silu", None])
+def test_one_gradient_of_all_that_in_proj_gives(rule: str, gate: str | None) -> None:
+    """It is what laying the gradients of the parts side by side gives, and f's matrix gets its own."""
+    torch.manual_seed(0)
+    made = Mixer(hidden_size=24, num_heads=2, head_dim=16, value_head_dim=12, rule=rule, output_gate=gate).to(DEVICE)
+    for module in made.modules():
+        initialize(module, QEDConfig.tiny(theta_init=1.0, initializer_range=0.5))
+    x, found = torch.randn(2, 21, 24, device=DEVICE), []
+    for together in (False, True):
+        mixer = copy.deepcopy(made)
+        inputs = mixer._inputs(x, "reference")
+        gates, part = mixer._gates(inputs, "reference"), inputs["output_gate"] if gate else None
+        if together:
+            operands, part = projected.operands_of_projected(inputs["all"], mixer, gates)
+        else:
+            operands = operator.differentiable_operands(inputs["qkv"], mixer, gates)
+        torch.manual_seed(2)
+        outputs = [y for y in (*operands, part) if y is not None]
+        torch.autograd.backward(outputs, [torch.randn_like(y) for y in outputs])
+        found.append({name: p.grad for name, p in mixer.named_parameters() if p.grad is not None})
+    parts, whole = found
+    assert parts.keys() == whole.keys()
+    assert all(relative_error(whole[name], parts[name]) < 1e-6 for name in parts)

@@ -24,7 +24,15 @@ SHORT = {  # pieces of two rows, two rows and one
 
 
 @pytest.mark.parametrize(
-    ("recomputed", "optimizer"), [("none", "adamw"), ("cheap", "adamw"), ("full", "adamw"), ("cheap", "muon")]
+    ("recomputed", "optimizer"),
+    [
+        ("none", "adamw"),
+        ("light", "adamw"),
+        ("cheap", "adamw"),
+        ("lean", "adamw"),
+        ("full", "adamw"),
+        ("cheap", "muon"),
+    ],
 )
 def test_captured_pieces(
     recomputed: str, optimizer: str, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

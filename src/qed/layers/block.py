@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,20 +14,32 @@ from .attention import Attention
 from .mixer import Mixer
 from .mlp import SwiGLU
 from .norm import RMSNorm
-from .routes import EXPENSIVE_OPERATORS
+from .routes import OPERATORS_KEPT
 from .sequences import DENSE, Sequences
 
-# What a block that recomputes keeps for its backward: products of matrices, the scales of norms (one number a row), and
-# what the routes' own operators save time by keeping.
-_KEPT_OPERATORS: set[Any] = {
-    *(torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.rsqrt.default),
-    *EXPENSIVE_OPERATORS,
-}
+NARROW = 256  # the most numbers that each result of a narrow product is a sum of
+_MATRIX_PRODUCTS: tuple[Any, ...] = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
-def _policy(_: Any, operator: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
-    kept = operator in _KEPT_OPERATORS or _is_cast_weight(operator, *arguments, **named)
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+def _is_kept(how: str, operator: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a block that recomputes keeps a result for its backward: products of matrices, the scales of norms (one
+    number a row), and what the routes' own operators save time by keeping. "lean" makes narrow products again, those of
+    a gate's bottleneck: they are as large as others, and take little more time than to write them."""
+    if operator in _MATRIX_PRODUCTS:
+        return how != "lean" or arguments[-2].shape[1] > NARROW  # of the left matrix
+    kept = operator is torch.ops.aten.rsqrt.default or operator in OPERATORS_KEPT[how]
+    return kept or _is_cast_weight(operator, *arguments, **named)
+
+
+def _policy_of(how: str) -> Callable[..., CheckpointPolicy]:
+    def policy(_: Any, operator: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+        kept = _is_kept(how, operator, arguments, named)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
+
+
+_POLICIES = {how: _policy_of(how) for how in OPERATORS_KEPT}
 
 
 def _is_cast_weight(operator: Any, *arguments: Any, dtype: torch.dtype | None = None, **_: Any) -> bool:
@@ -36,14 +49,26 @@ def _is_cast_weight(operator: Any, *arguments: Any, dtype: torch.dtype | None = 
     )
 
 
-def _selective() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
+# Functions of their own, which torch.compile knows by their names.
+def _light() -> Any:
+    return create_selective_checkpoint_contexts(_POLICIES["light"])
+
+
+def _cheap() -> Any:
+    return create_selective_checkpoint_contexts(_POLICIES["cheap"])
+
+
+def _lean() -> Any:
+    return create_selective_checkpoint_contexts(_POLICIES["lean"])
+
+
+_CONTEXTS = {"light": _light, "cheap": _cheap, "lean": _lean}
 
 
 class QEDBlock(nn.Module):
     """A mixer and a SwiGLU on the residual stream, each behind a norm."""
 
-    recomputes = False  # whether training keeps only what `_KEPT_OPERATORS` names, and recomputes the rest
+    recomputes: str | None = None  # a name of `OPERATORS_KEPT`: training keeps what `_is_kept` says, and not the rest
     impl: Impl = AUTO
 
     def __init__(self, mixer: Mixer | Attention, *, hidden_size: int, intermediate_size: int, norm_eps: float = 1e-5):
@@ -72,13 +97,13 @@ class QEDBlock(nn.Module):
             keeps_state: otherwise None is returned for the state: what a compiled program returns has a gradient.
             options: as in `Mixer.forward`.
         """
-        if self.recomputes and self.training and torch.is_grad_enabled():
+        if self.recomputes is not None and self.training and torch.is_grad_enabled():
             return checkpoint(
                 *(self._forward, x, state, sequences, keeps_state),
                 **options,
                 use_reentrant=False,
                 preserve_rng_state=False,
-                context_fn=_selective,
+                context_fn=_CONTEXTS[self.recomputes],
             )
         return self._forward(x, state, sequences, keeps_state, **options)
 

@@ -173,8 +173,9 @@ class Mixer(nn.Module):
         qkv = inputs["qkv"]
         if self.context is not None:
             state = self._state_from_context(qkv, state, sequences)
-        gates, output_gate = self._gates(inputs, impl)
-        operands, conv = self._operands(qkv, None if state is None else state.conv, sequences, gates, impl)
+        gates = self._gates(inputs, impl)
+        operands, gate, conv = self._operands(inputs, None if state is None else state.conv, sequences, gates, impl)
+        output_gate = None if gate is None else self._output_gate(gate, impl)
         recurrence = RECURRENCE.wanted(impl)
         if self.context is not None and state is not None:
             state = state._replace(recurrent=self.context.start(segment(*operands[1:], impl=recurrence)))
@@ -201,12 +202,14 @@ class Mixer(nn.Module):
     def projections(self, x: Tensor) -> Projections:
         """What the rule takes for tokens x [B, T, hidden] from a sequence's beginning: to look at."""
         inputs = self._inputs(x, self.impl)
-        return self._projections(self.conv(inputs["qkv"]), self._gates(inputs, self.impl)[0])
+        return self._projections(self.conv(inputs["qkv"]), self._gates(inputs, self.impl))
 
     def _inputs(self, x: Tensor, impl: Impl) -> dict[str, Tensor]:
-        """x's projections by name. They are split once, so that the gradient is one concatenation."""
+        """x's projections by name, and "all" of them side by side. They are split once, so that the gradient is one
+        concatenation."""
         projected = project(self.in_proj, x, impl=impl)
-        return dict(zip(self.parts, projected.split(list(self.parts.values()), -1), strict=True))
+        split = projected.split(list(self.parts.values()), -1)
+        return dict(zip(self.parts, split, strict=True)) | {"all": projected}
 
     def _state_from_context(self, qkv: Tensor, state: object, sequences: Sequences) -> MixerState:
         """The convolution's first inputs, from the process before; the recurrent state follows after the rule."""
@@ -219,28 +222,31 @@ class Mixer(nn.Module):
         conv = self.context.before(qkv[:, qkv.shape[1] - before :])
         return MixerState(conv, conv.new_empty(0))
 
-    def _gates(self, inputs: dict[str, Tensor], impl: Impl) -> tuple[Gates, Tensor | None]:
-        """What else the rule takes, before any function of it, and the output's gate."""
-        b, w, f, gate, e = (inputs[name] if self.parts[name] else None for name in ("b", "w", "f", "output_gate", "e"))
+    def _gates(self, inputs: dict[str, Tensor], impl: Impl) -> Gates:
+        """What else the rule takes, before any function of it."""
+        b, w, f, e = (inputs[name] if self.parts[name] else None for name in ("b", "w", "f", "e"))
         if f is not None and self.f_proj is not None:
             f = project(self.f_proj, f, impl=impl)
-        if gate is not None:
-            if self.g_proj is not None:  # as a matrix: of any other shape torch adds the bias in a pass of its own
-                gate = project(self.g_proj, gate.flatten(0, 1), impl=impl).unflatten(0, gate.shape[:2])
-            gate = self._heads(gate)
-        return Gates(b, w, f, e, self.strength() if self.row.strength else None), gate
+        return Gates(b, w, f, e, self.strength() if self.row.strength else None)
+
+    def _output_gate(self, gate: Tensor, impl: Impl) -> Tensor:
+        """The output's gate before its activation, from its part of `in_proj`."""
+        if self.g_proj is not None:  # as a matrix: of any other shape torch adds the bias in a pass of its own
+            gate = project(self.g_proj, gate.flatten(0, 1), impl=impl).unflatten(0, gate.shape[:2])
+        return self._heads(gate)
 
     def _heads(self, y: Tensor) -> Tensor:
         return y.unflatten(-1, (self.num_heads, -1))
 
     def _operands(
-        self, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
-    ) -> tuple[Operands, Tensor]:
-        """What the recurrence takes, and the convolution's state after the last token."""
-        packed = sequences.cu_seqlens is not None
+        self, inputs: dict[str, Tensor], state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
+    ) -> tuple[Operands, Tensor | None, Tensor]:
+        """What the recurrence takes, the part of `in_proj` that becomes the output's gate, and the convolution's state
+        after the last token."""
+        qkv, packed = inputs["qkv"], sequences.cu_seqlens is not None
         call = Call.of(qkv, qkv.shape[0], qkv.shape[1], packed=packed, state=state is not None)
-        operands: Operands = OPERANDS.pick(impl, call, self).run(self, qkv, state, sequences, gates, impl)
-        return operands, last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
+        operands, gate = OPERANDS.pick(impl, call, self).run(self, inputs, state, sequences, gates, impl)
+        return operands, gate, last_inputs(qkv, self.conv.weight.shape[1] - 1, state, sequences)
 
     def operands_of_convolved(self, qkv: Tensor, gates: Gates) -> Operands:
         """What the recurrence takes, in plain torch, from q, k and v after the convolution and from the gates."""

@@ -15,7 +15,6 @@ defines what the others have to compute; `tests/test_routes.py` holds every rout
 from __future__ import annotations
 
 from functools import cache
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from ..kernels.convolution.launch import MOST_TAPS, SHORT_CONVOLUTION
 from ..kernels.decode import launch as decode
 from ..kernels.prologue import launch as prologue
-from ..kernels.prologue.operator import differentiable_operands
+from ..kernels.prologue import operator, projected
 from ..kernels.rows import launch as rows
 from ..ops.operators import SAVING_OPERATORS
 from ..ops.routes import RECURRENCE
@@ -39,12 +38,11 @@ from ..routes import (
     kernel_obstacle,
     no_obstacle,
 )
-from ..rules import Operands
-from . import functions, obstacles
+from . import functions, making, obstacles
 from .sequences import DENSE, Sequences
 
 if TYPE_CHECKING:
-    from .mixer import Gates, Mixer
+    from .mixer import Mixer
 
 # Norms
 
@@ -158,14 +156,6 @@ def _operands_obstacle(call: Call, mixer: Mixer) -> str | None:
     return None
 
 
-def _operands_kernel(
-    mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
-) -> Operands:
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return differentiable_operands(qkv, mixer, gates)
-    return prologue.operands(qkv, mixer, state, sequences, gates)
-
-
 def _compiled_obstacle(call: Call, mixer: Mixer) -> str | None:
     if call.gradient:
         return "it has no gradient, and gradients are recorded"
@@ -174,51 +164,25 @@ def _compiled_obstacle(call: Call, mixer: Mixer) -> str | None:
     return kernel_obstacle(call._replace(named=False))
 
 
-def _operands_in_torch(
-    mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
-) -> Operands:
-    return mixer.operands_of_convolved(mixer.conv(qkv, state, sequences, impl=impl), gates)
-
-
-def _operands_compiled(
-    mixer: Mixer, qkv: Tensor, state: Tensor | None, sequences: Sequences, gates: Gates, impl: Impl
-) -> Operands:
-    operands: Operands = _compiled_rule(mixer.rule)(mixer, mixer.conv(qkv, state, sequences, impl=impl), gates)
-    return operands
-
-
-@cache
-def _compiled_rule(rule: str) -> Any:
-    """The rule's own function, compiled."""
-
-    def operands(mixer: Mixer, convolved: Tensor, gates: Gates) -> Operands:
-        return mixer.operands_of_convolved(convolved, gates)
-
-    return torch.compile(_copied(operands))
-
-
-def _copied(function: Any) -> Any:
-    """A copy of a function for one rule. torch keeps eight programs for one code, and a rule needs a few, by shapes."""
-    code = function.__code__.replace()
-    return FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
-
-
 OPERANDS = Piece(
     "operands",
     Route(
         name="triton",
-        run=_operands_kernel,
+        run=making.operands_by_kernel,
         obstacle=_operands_obstacle,
         what="convolution, gates and erase vector in one kernel, with a gradient",
     ),
     Route(
         name="compiled",
-        run=_operands_compiled,
+        run=making.operands_compiled,
         obstacle=_compiled_obstacle,
         what="the convolution, then the rule's own function compiled by torch",
     ),
     Route(
-        name="reference", run=_operands_in_torch, obstacle=no_obstacle, what="the convolution, then the rule in torch"
+        name="reference",
+        run=making.operands_in_torch,
+        obstacle=no_obstacle,
+        what="the convolution, then the rule in torch",
     ),
 )
 
@@ -298,8 +262,6 @@ def _block_obstacle(call: Call, block: Any) -> str | None:
     mixer = block.mixer
     if call.batch > decode.MOST:
         return f"it takes up to {decode.MOST} sequences, and there are {call.batch}"
-    if mixer.head_dim * mixer.value_head_dim > decode.LARGEST:
-        return f"a head's state has more than the {decode.LARGEST} numbers that a program has registers for"
     ranks = [x.in_features for x in (mixer.f_proj, mixer.g_proj) if x is not None]
     if max(mixer.head_dim, mixer.value_head_dim, *ranks) > prologue.WIDEST:
         return f"it takes heads and bottlenecks up to {prologue.WIDEST} wide"
@@ -324,7 +286,7 @@ def block_in_torch(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Te
 @cache
 def _compiled_block(rule: str) -> Any:
     """All layers of a rule share one program."""
-    return torch.compile(_copied(block_in_torch), fullgraph=True)
+    return torch.compile(making.copied(block_in_torch), fullgraph=True)
 
 
 def _block_compiled(block: Any, *states: Any) -> Tensor:
@@ -348,7 +310,7 @@ BLOCK = Piece(
         name="triton",
         run=decode.block_step,
         obstacle=_block_obstacle,
-        what="five kernels for one sequence; for more, library products with kernels between them",
+        what="five kernels for one sequence, six for several; library products where there are many",
     ),
     Route(
         name="compiled",
@@ -360,9 +322,10 @@ BLOCK = Piece(
 )
 
 normed_projection = decode.normed_projection  # the final norm and the logits of one token
-# Operators whose results a block that recomputes should keep: the recurrence, and SwiGLU's product, which of all that
-# could be recomputed saves the most time for its memory.
-EXPENSIVE_OPERATORS = (*SAVING_OPERATORS, rows.SILU_PRODUCT)
+write_likeliest = decode.write_likeliest  # the token that they say
+# Operators whose results a block keeps, by how much else it recomputes, in the order of the time saved for the memory.
+_KEPT: tuple[Any, ...] = (*SAVING_OPERATORS, rows.SILU_PRODUCT, operator.OPERANDS, projected.OPERANDS)
+OPERATORS_KEPT = {"light": _KEPT, "cheap": _KEPT[:-2], "lean": _KEPT[:-3]}
 PIECES = {piece.name: piece for piece in (RECURRENCE, OPERANDS, CONVOLUTION, NORM, PRODUCT, PROJECTION, BLOCK)}
 
 

@@ -33,7 +33,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 CHOICES = {
     "parallel": ("ddp", "fsdp"),
-    "activation_checkpointing": ("none", "cheap", "full"),
+    "activation_checkpointing": ("none", "light", "cheap", "lean", "full"),
     "precision": ("bfloat16", "float32"),
 }
 
@@ -66,7 +66,8 @@ class TrainConfig:
         parallel: how processes share the model, if there are several: ddp or fsdp.
         context: processes that share one row, each with a stretch of its tokens.
         compile: compile blocks; on one GPU a piece of the batch is also captured as a CUDA graph.
-        activation_checkpointing: none, cheap (recompute all but matrix products) or full (recompute every block).
+        activation_checkpointing: what the backward recomputes, from most memory to least: none, light (norms and
+            activations), cheap (all but products), lean (SwiGLU's product and bottlenecks too) or full (every block).
         save_every: steps between two checkpoints.
         validate_every: steps between two validations.
         validation_tokens: held-out tokens that a validation reads.

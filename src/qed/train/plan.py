@@ -11,7 +11,7 @@ from .config import TrainConfig
 from .optimizers import groups
 
 # Numbers saved for the backward pass per token, layer and channel, by what is recomputed (activation_checkpointing).
-SAVED_NUMBERS = {"none": 35, "cheap": 20, "full": 1}
+SAVED_NUMBERS = {"none": 35, "light": 24, "cheap": 20, "lean": 16, "full": 1}
 
 
 def plan(config: TrainConfig, console: Console) -> dict[str, float]:

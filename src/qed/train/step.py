@@ -59,12 +59,13 @@ def autocast(device: str) -> torch.autocast:
 
 
 def recompute_in_backward(model: QEDForCausalLM, how: str) -> None:
-    """Let the backward pass recompute what `activation_checkpointing` says: "none", "cheap" or "full"."""
+    """Let the backward pass recompute what `activation_checkpointing` says: "none", "light", "cheap", "lean" or
+    "full"."""
     if how == "full":
         # Blocks draw no random numbers, so that no generator's state has to be kept for the second forward.
         model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    elif how == "cheap":
-        recompute_cheap(model)
+    elif how != "none":
+        recompute_cheap(model, how)
 
 
 def training_step(

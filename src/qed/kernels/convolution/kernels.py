@@ -149,7 +149,7 @@ def backward_kernel(
 @triton.jit
 def window_gradients_kernel(
     dz, x, taps, dx, d_taps,  # taps [W, D]; d_taps like it, of every stretch of tokens
-    x_stride, tokens, stretches,
+    x_stride, dx_stride, tokens, stretches,
     D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of inputs and taps from those of the window sums, where sequences start from zeros. Unlike
@@ -158,7 +158,7 @@ def window_gradients_kernel(
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
     start = sequence.to(tl.int64) * tokens
     dz += start * D
-    dx += start * D
+    dx += start * dx_stride
     x += start * x_stride
     last = tl.minimum(first + BT, tokens)
     w0, w1 = tap_weight(taps, channels, 0, D, W, 1, D), tap_weight(taps, channels, 1, D, W, 1, D)
@@ -182,7 +182,7 @@ def window_gradients_kernel(
         d0, d_next0, d_next1 = d_next0.to(tl.float32), d_next1, d_next2
         x_next2 = row(x, t + 3, x_stride, channels, t + 3 < last, D)
         d_next2 = row(dz, t + 3, D, channels, t + 3 < tokens, D)
-        to = dx + (t - 3).to(tl.int64) * D + channels
+        to = dx + (t - 3).to(tl.int64) * dx_stride + channels
         whole = channels < tl.where(i >= 3, D, 0)
         tl.store(to, (w0 * d3 + w1 * d2 + w2 * d1 + w3 * d0).to(dx.dtype.element_ty), mask=whole)
         mine = tl.where(t < last, d0, 0.0)

@@ -78,23 +78,24 @@ def backward(
 
 
 @on_its_device
-def window_gradients(dz: Tensor, x: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and taps in the sums Σ_s taps[W − 1 − s] · x_{t−s}, for the prologue's backward.
+def window_gradients(dz: Tensor, x: Tensor, taps: Tensor, dx: Tensor) -> Tensor:
+    """Write the gradient of x in the sums Σ_s taps[W − 1 − s] · x_{t−s}, for the prologue's backward, and return that
+    of taps.
 
     Args:
-        dz: gradient of the sums, like x.
-        x: [B, T, D], its tokens evenly spaced in memory.
+        dz: gradient of the sums, [B, T, D], contiguous.
+        x: like dz, its tokens evenly spaced in memory.
         taps: [W, D].
+        dx: memory for the gradient of x, its tokens evenly spaced too.
     """
     B, T, D = x.shape
     stretches = -(-T // BLOCK_TOKENS)
-    dx = torch.empty_like(dz)
     d_taps = torch.empty(B * stretches, *taps.shape, dtype=torch.float32, device=x.device)
     if B * T:
         grid = (B * stretches, -(-D // BLOCK_CHANNELS))
         kernel = _prepared("window_gradients_kernel", D, taps.shape[0])
-        kernel(grid, dz, x, taps, dx, d_taps, x.stride(1), T, stretches)
-    return dx, d_taps.sum(0)
+        kernel(grid, dz, x, taps, dx, d_taps, x.stride(1), dx.stride(1), T, stretches)
+    return d_taps.sum(0)
 
 
 _BACKWARD = register(

@@ -155,7 +155,7 @@ def gradients_kernel(
     qkv, taps, b, w, f, A_log, dt_bias, strength, direction,
     dz, db, dw, df,  # out: of the convolution's sums, like qkv, and of b, w and f
     d_A_log, d_dt_bias, d_strength,  # out: one sum for every stretch of tokens
-    qkv_stride, b_stride, w_stride, f_stride, sums_stride, all_tokens, tokens,
+    qkv_stride, b_stride, w_stride, f_stride, db_stride, dw_stride, df_stride, sums_stride, all_tokens, tokens,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
     ERASE: tl.constexpr, WRITE: tl.constexpr, DECAY: tl.constexpr,
     CORRECTED: tl.constexpr, DIRECTED: tl.constexpr, GATE: tl.constexpr, PROJECT: tl.constexpr,
@@ -214,20 +214,21 @@ def gradients_kernel(
     du_ = load(du + own_v, rows, values, H * V, left, V)
     if WRITE == 2:
         w_ = sigmoid(load(w + first * w_stride + h * V, rows, values, w_stride, left, V))
-        store(dw + own_v, rows, values, H * V, left, V, du_ * v_ * (w_ * (1.0 - w_)))
+        store(dw + first * dw_stride + h * V, rows, values, dw_stride, left, V, du_ * v_ * (w_ * (1.0 - w_)))
         du_ *= w_
     elif WRITE == 1:
         w_ = sigmoid(load(w + first * w_stride + h, rows, one, w_stride, left, 1))
-        store(dw + first * H + h, rows, one, H, left, 1, tl.sum(du_ * v_, 1)[:, None] * (w_ * (1.0 - w_)))
+        dw_ = tl.sum(du_ * v_, 1)[:, None] * (w_ * (1.0 - w_))
+        store(dw + first * dw_stride + h, rows, one, dw_stride, left, 1, dw_)
         du_ *= w_
     store(dz + at, rows, values, D, left, V, silu_gradient(z_v, du_ * b_ if WRITE == 0 else du_))
     if ERASE == 2:
-        store(db + own, rows, keys, H * K, left, K, db_ * (b_ * (1.0 - b_)))
+        store(db + first * db_stride + h * K, rows, keys, db_stride, left, K, db_ * (b_ * (1.0 - b_)))
     else:
         d_gate = tl.sum(db_, 1)
         if WRITE == 0:
             d_gate += tl.sum(du_ * v_, 1)
-        store(db + first * H + h, rows, one, H, left, 1, d_gate[:, None] * (b_ * (1.0 - b_)))
+        store(db + first * db_stride + h, rows, one, db_stride, left, 1, d_gate[:, None] * (b_ * (1.0 - b_)))
 
     if DECAY > 0:
         rate = -tl.exp(tl.load(A_log + h).to(tl.float32))
@@ -236,12 +237,12 @@ def gradients_kernel(
             x = load(f + first * f_stride + h * K, rows, keys, f_stride, left, K)
             x += load(dt_bias + h * K, rows, keys, 0, left, K)
             dx = rate * dg_ * sigmoid(x)
-            store(df + own, rows, keys, H * K, left, K, dx)
+            store(df + first * df_stride + h * K, rows, keys, df_stride, left, K, dx)
             tl.store(d_dt_bias + to_sums + h * K + keys, tl.sum(dx, 0), mask=keys < K)
         else:
             dg_ = load(dg + first * H + h, rows, one, H, left, 1)
             x = load(f + first * f_stride + h, rows, one, f_stride, left, 1) + tl.load(dt_bias + h).to(tl.float32)
             dx = rate * dg_ * sigmoid(x)
-            store(df + first * H + h, rows, one, H, left, 1, dx)
+            store(df + first * df_stride + h, rows, one, df_stride, left, 1, dx)
             tl.store(d_dt_bias + to_sums + h, tl.sum(tl.sum(dx, 1), 0))
         tl.store(d_A_log + to_sums + h, tl.sum(tl.sum(dg_ * (rate * softplus(x)), 1), 0))

@@ -139,17 +139,31 @@ def launch(
 
 
 @on_its_device
-def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
-    """Return the gradients of qkv, taps, b, w and f, and those of A_log, dt_bias and strength in one vector.
+def backward(
+    dq: Tensor,
+    dk: Tensor,
+    da: Tensor,
+    du: Tensor,
+    dg: Tensor | None,
+    *given: Any,
+    into: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of qkv, b, w, f and taps, and those of A_log, dt_bias and strength in one vector.
 
     Args:
         dq, dk, da, du, dg: gradients of the operands.
         given: the fields of `Inputs`.
+        into: memory for the first four, whose tokens are evenly spaced; None to allocate it.
     """
     from ..convolution.launch import window_gradients
 
     x = Inputs(*given)
-    (dz, _, db, dw, df, _), widths, x = gradients_like(x), x.summed(), x.laid_out()
+    if into is None:
+        d_qkv, _, db, dw, df, _ = gradients_like(x)
+        into = d_qkv, db, dw, df
+    widths, x = x.summed(), x.laid_out()
+    dz = x.qkv.new_empty(x.qkv.shape)
+    apart = [0 if y is None or y.dim() < 3 else y.stride(1) for y in into[1:]]
     tokens = x.qkv.shape[:2].numel()
     stretches = -(-tokens // STRETCH)
     # The kernel writes the sums of every stretch and torch adds these up, so that there are no atomics.
@@ -159,9 +173,10 @@ def backward(dq: Tensor, dk: Tensor, da: Tensor, du: Tensor, dg: Tensor | None, 
         kernel(
             (stretches * x.heads,),
             *(y if y is None else y.contiguous() for y in (dq, dk, da, du, dg)),
-            *(*x[:9], dz, db, dw, df, *sums.split(widths, 1), *x.strides(), sum(widths), tokens, x.qkv.shape[1]),
+            *(*x[:9], dz, *into[1:], *sums.split(widths, 1)),
+            *(*x.strides(), *apart, sum(widths), tokens, x.qkv.shape[1]),
         )
-    return *window_gradients(dz, x.qkv, x.taps), db, dw, df, sums.sum(0)
+    return *into, window_gradients(dz, x.qkv, x.taps, into[0]), sums.sum(0)
 
 
 @lru_cache

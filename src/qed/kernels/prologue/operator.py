@@ -31,9 +31,14 @@ def _with_an_empty_decay(qkv: Tensor, operands: Operands) -> tuple[Tensor, ...]:
     return *operands[:4], qkv.new_empty(0) if operands.g is None else operands.g
 
 
+def _run_backward(*given: Any) -> tuple[Tensor | None, ...]:
+    d_qkv, db, dw, df, d_taps, sums = backward(*given)
+    return d_qkv, d_taps, db, dw, df, sums
+
+
 _BACKWARD = register(
     f"operands_backward(Tensor dq, Tensor dk, Tensor da, Tensor du, Tensor? dg, {_INPUTS}) -> {tensors(6)}",
-    backward,
+    _run_backward,
     lambda *x: tuple(gradients_like(Inputs(*x[5:]))),
 )
 
