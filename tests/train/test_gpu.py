@@ -63,6 +63,24 @@ def test_captured_pieces(
         assert all(torch.equal(x, found[name]) for name, x in weights.items()), run
 
 
+def test_a_world_of_one_is_captured(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun, with gradients that are exchanged after the last piece: the bits of one process by itself."""
+    config = build("mini", SHORT | {"data": corpus, "validation": corpus})
+    loop.train(config, tmp_path / "alone", device="cuda", console=QUIET)
+    world = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    trainer = loop.Trainer(config, tmp_path / "world", "cuda", QUIET)
+    try:
+        trainer.run()
+    finally:
+        trainer.parallel.close()
+    assert trainer.captured is not None
+    assert trainer.captured.graph is not None
+    assert trainer.parallel.gradients is not None
+    assert numbers(tmp_path / "world") == numbers(tmp_path / "alone")
+
+
 def test_what_waits_for_the_device_cannot_be_captured() -> None:
     captured, rows = Captured(), torch.ones(2, 3, device="cuda")
 

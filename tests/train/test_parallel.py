@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from qed.train.parallel import Gradients
 from tests.marks import slow
 
 from .test_loop import command
@@ -24,9 +26,10 @@ def run(
     context: int = 1,
     die_at: int | None = None,
     optimizer: str = "adamw",
+    torchrun: bool = False,
 ) -> Rows:
     """The metrics after `processes` processes have run to the end, or to a step and a save there. `die_at`: one process
-    is killed before that step, once, and torchrun starts all again."""
+    is killed before that step, once, and torchrun starts all again. `torchrun`: start a single process by it too."""
     words = [*command(corpus, out)[3:], "--set", f"parallel={parallel}", "--set", f"context={context}"]
     words += ["--set", f"optimizer={optimizer}"]
     stop = (
@@ -57,7 +60,7 @@ Trainer._step = step
     script.write_text(f"import torch\ntorch.set_num_threads(1)\n{stop}\nfrom qed.cli import app\napp()\n")
     start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
     start += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--max-restarts={int(die_at is not None)}"]
-    start = start if processes > 1 else [sys.executable]
+    start = start if processes > 1 or torchrun else [sys.executable]
     done = subprocess.run(
         [*start, str(script), *words], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -85,6 +88,26 @@ def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Rows:
 @pytest.mark.parametrize("parallel", slow("ddp", "fsdp"))
 def test_two_processes_are_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:
     close(run(corpus, tmp_path / "run", 2, parallel), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_world_of_one_is_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:
+    """A single process under torchrun exchanges gradients with itself, to the same numbers."""
+    found = run(corpus, tmp_path / "run", 1, parallel, torchrun=True)
+    assert [(row["loss"], row["gradient_norm"]) for row in found] == [
+        (row["loss"], row["gradient_norm"]) for row in alone
+    ]
+
+
+def test_a_gradient_that_was_put_elsewhere_is_refused() -> None:
+    layer = torch.nn.Linear(3, 2)
+    gradients = Gradients(layer.parameters())
+    layer(torch.ones(1, 3)).sum().backward()
+    assert gradients.whole.sum() == 2 * 3 + 2  # a gradient of 1 for every weight and bias
+    layer.zero_grad()  # to None
+    with pytest.raises(RuntimeError, match="gradient has been replaced"):
+        gradients.sum()
 
 
 @pytest.mark.slow

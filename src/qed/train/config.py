@@ -65,7 +65,7 @@ class TrainConfig:
         precision: of matrix products, bfloat16 or float32; weights and optimiser are float32.
         parallel: how processes share the model, if there are several: ddp or fsdp.
         context: processes that share one row, each with a stretch of its tokens.
-        compile: compile blocks; on one GPU a piece of the batch is also captured as a CUDA graph.
+        compile: compile blocks; on a GPU, but with fsdp or context, pieces of the batch are CUDA graphs too.
         activation_checkpointing: what the backward recomputes, from most memory to least: none, light (norms and
             activations), cheap (all but products), lean (SwiGLU's product and bottlenecks too) or full (every block).
         save_every: steps between two checkpoints.

@@ -22,7 +22,6 @@ from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from .. import files, locks
 from ..data import Loader, ReadAhead
@@ -109,10 +108,11 @@ class Trainer:
         self.validation_loss: float | None = None
         self._remember()
         self._resume()
+        self.parallel.prepare_gradients(self.loss)
         self.captured: Captured | None = None
         if config.compile:
             compile_blocks(self.model)
-            if self.device.startswith("cuda") and self.parallel.world == 1:  # communication is not captured
+            if self.device.startswith("cuda") and self.parallel.can_be_captured:
                 self.captured = Captured()
 
     def _remember(self) -> None:
@@ -147,14 +147,14 @@ class Trainer:
         weights = dict(last.weights)
         if self.model.config.tie_word_embeddings:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-        self.parallel.fill(self._plain_loss(), self.optimizers, weights, last.optimizer)
+        self.parallel.fill(self.loss, self.optimizers, weights, last.optimizer)
         self.step, self.skipped = last.state["step"], last.state["skipped"]
         self.validation_loss = last.state["validation_loss"]
         self.display.say(f"resuming at step {self.step:,}")
 
     def save(self) -> None:
         """Write a checkpoint of the step that the run has reached. OSError if it cannot be written."""
-        weights, moments = self.parallel.state(self._plain_loss(), self.optimizers)
+        weights, moments = self.parallel.state(self.loss, self.optimizers)
         if self.model.config.tie_word_embeddings:
             weights.pop("lm_head.weight", None)  # it is the embedding, which is saved
         state = {"skipped": self.skipped, "validation_loss": self.validation_loss}
@@ -167,10 +167,6 @@ class Trainer:
                 message = f"{self.out}: step {self.step} could not be saved, the checkpoint before is whole"
                 raise OSError(f"{message}: {error}") from error
         self.parallel.barrier()
-
-    def _plain_loss(self) -> torch.nn.Module:
-        """The module inside DistributedDataParallel, which would put a name of its own before all others."""
-        return self.loss.module if isinstance(self.loss, DistributedDataParallel) else self.loss
 
     def run(self) -> None:
         """Train to the last step and export the model, or until `stopping` is set. Diverged if gradients stay bad."""
@@ -227,8 +223,9 @@ class Trainer:
         pieces = self.batches.step(self.step).split(max(1, config.micro_tokens // config.sequence))
         total = torch.zeros((), device=self.device)
         for i, piece in enumerate(pieces):
-            with self.parallel.piece(self.loss, last=i == len(pieces) - 1):
-                total += self.captured(self._piece, piece) if self.captured else self._piece(piece)
+            self.parallel.before_piece(self.loss, last=i == len(pieces) - 1)
+            total += self.captured(self._piece, piece) if self.captured else self._piece(piece)
+        self.parallel.sum_gradients()
         total = self.parallel.sum(total)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -244,10 +241,9 @@ class Trainer:
 
     def _piece(self, rows: Tensor) -> Tensor:
         """Add the gradients of one piece to those before, and return its share of the batch's mean loss."""
-        # Gradients are averaged over processes; times their number, they are summed.
-        loss = self._loss(rows) * (self.parallel.world / self.loader.targets)
+        loss = self._loss(rows) * (self.parallel.divisor / self.loader.targets)
         loss.backward()
-        return loss.detach().float() / self.parallel.world
+        return loss.detach().float() / self.parallel.divisor
 
     def _loss(self, rows: Tensor) -> Tensor:
         """The loss, summed over the tokens of a piece."""
@@ -298,7 +294,7 @@ class Trainer:
     def _report_divergence(self) -> None:
         """Save the batch and the ranges of the weights, so that the step can be repeated, and raise Diverged."""
         folder = self.out / f"diverged-{self.step - 1:08d}"
-        weights, _ = self.parallel.state(self._plain_loss(), self.optimizers)
+        weights, _ = self.parallel.state(self.loss, self.optimizers)
         if self.parallel.first:
             files.new_folder(folder)
             save_file({"rows": self.loader.step(self.step - 1)}, folder / "batch.safetensors")
@@ -315,7 +311,7 @@ class Trainer:
 
     def export(self) -> None:
         """Write a folder for `from_pretrained`, with the tokenizer."""
-        weights, _ = self.parallel.state(self._plain_loss(), self.optimizers)
+        weights, _ = self.parallel.state(self.loss, self.optimizers)
         target = self.out / "export"
         if not self.parallel.first or target.exists():
             return

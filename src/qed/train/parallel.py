@@ -1,16 +1,19 @@
 """One process or many: torch.distributed, behind the few operations the loop needs.
 
-Under `torchrun` every process has some rows of the global batch. "ddp" keeps a copy of the model in each process and
-averages their gradients; "fsdp" (FSDP2) shards weights, gradients and the optimiser's state, block by block. A
-checkpoint does not depend on it: torch.distributed.checkpoint gathers the state and the first process writes it whole,
-so that any number of processes can resume.
+Under `torchrun` every process has some rows of the global batch. "ddp" (distributed data parallel) keeps a copy of the
+model in each process and adds up their gradients; "fsdp" (FSDP2) shards weights, gradients and the optimiser's state,
+block by block. A checkpoint does not depend on it: torch.distributed.checkpoint gathers the state and the first process
+writes it whole, so that any number of processes can resume.
+
+torch's DistributedDataParallel exchanges gradients while the backward pass runs, which cannot be captured as a CUDA
+graph without care. Here the pieces of a batch are captured as on one GPU, and gradients, which lie side by side in
+memory, are added up by a single call after the last piece.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -25,12 +28,32 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..layers import Mixer
 from ..layers.context import Context
 from .objective import SummedLoss
+
+ALIGNED = 64  # numbers; every gradient begins at a multiple of so many, as memory that torch allocates does
+
+
+class Gradients:
+    """The gradients of a model side by side in memory, so that one call adds them up over processes."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]):
+        self.parameters = [x for x in parameters if x.requires_grad]
+        sizes = [-(-x.numel() // ALIGNED) * ALIGNED for x in self.parameters]
+        self.whole = torch.zeros(sum(sizes), dtype=torch.float32, device=self.parameters[0].device)
+        parts = self.whole.split(sizes)
+        self.each = [part[: x.numel()].view(x.shape) for x, part in zip(self.parameters, parts, strict=True)]
+        for x, gradient in zip(self.parameters, self.each, strict=True):
+            x.grad = gradient
+
+    def sum(self) -> None:
+        """Add them up over all processes. RuntimeError if a gradient was put elsewhere, and would be left out."""
+        if any(x.grad is not gradient for x, gradient in zip(self.parameters, self.each, strict=True)):
+            raise RuntimeError("a parameter's gradient has been replaced: with parallel=ddp gradients stay in place")
+        dist.all_reduce(self.whole)
 
 
 def _join(backend: str) -> None:
@@ -48,14 +71,15 @@ class Parallel:
     def __init__(self, mode: str, device: str, context: int = 1):
         """
         Args:
-            mode: "ddp" or "fsdp"; it makes no difference to a single process.
+            mode: "ddp" or "fsdp"; it makes no difference to a process that torchrun has not started.
             device: "cpu" or "cuda"; of several processes each takes the GPU of its local rank.
             context: how many processes, next to each other, share rows, each with a stretch of every row's tokens.
         """
         self.world, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-        self.mode = mode if self.world > 1 else "single"
+        self.mode = mode if "WORLD_SIZE" in os.environ else "single"  # under torchrun one process is a world too
         self.device = device
-        if self.world > 1:
+        self.gradients: Gradients | None = None  # with "ddp"
+        if self.mode != "single":
             if device.startswith("cuda"):
                 self.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
                 torch.cuda.set_device(self.device)
@@ -90,36 +114,54 @@ class Parallel:
             if isinstance(block.mixer, Mixer):
                 block.mixer.context = self.context
         if self.mode == "ddp":
-            return DistributedDataParallel(loss)
+            for x in (*loss.parameters(), *loss.buffers()):
+                dist.broadcast(x.data, 0)
         if self.mode == "fsdp":
             for block in loss.model.model.layers:
                 fully_shard(block)
             fully_shard(loss)
         return loss
 
-    @contextmanager
-    def piece(self, module: Any, last: bool) -> Iterator[None]:
-        """Surround the forward and backward of one piece of the batch. Processes exchange gradients in the last one."""
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether the pieces of a batch run without the other processes."""
+        return self.mode != "fsdp" and self.context is None
+
+    def prepare_gradients(self, loss: nn.Module) -> None:
+        """Make the memory that gradients are added up in. The optimisers' state has to be there before."""
+        if self.mode == "ddp":
+            self.gradients = Gradients(loss.parameters())
+
+    def before_piece(self, loss: Any, last: bool) -> None:
+        """Say whether a piece is the last one of the batch, in whose backward pass FSDP exchanges gradients."""
         if self.mode == "fsdp":
-            module.set_requires_gradient_sync(last)
-        with module.no_sync() if self.mode == "ddp" and not last else nullcontext():
-            yield
+            loss.set_requires_gradient_sync(last)
+
+    def sum_gradients(self) -> None:
+        """Add up the gradients of all processes after the last piece of a batch, where FSDP has not done it."""
+        if self.gradients is not None:
+            self.gradients.sum()
+
+    @property
+    def divisor(self) -> int:
+        """What gradients are divided by when they are exchanged: FSDP averages them."""
+        return self.world if self.mode == "fsdp" else 1
 
     def sum(self, x: Tensor) -> Tensor:
         """Add up a tensor over all processes, in place."""
-        if self.world > 1:
+        if self.mode != "single":
             dist.all_reduce(x)
         return x
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process, so that all stop at the same step."""
-        if self.world == 1:
+        if self.mode == "single":
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
     def barrier(self) -> None:
         """Wait until all processes have come here."""
-        if self.world > 1:
+        if self.mode != "single":
             dist.barrier()
 
     def state(self, loss: nn.Module, optimizers: list[Optimizer]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -136,7 +178,7 @@ class Parallel:
         """Set weights and the optimisers' state to what `state` returned.
 
         Args:
-            loss: the module, as `wrap` returned it, without DistributedDataParallel around it.
+            loss: the module, as `wrap` returned it.
             optimizers: those whose state is set.
             weights: all weights by name; every process has read the same files.
             flat: the optimisers' state by parameter and field, "name/field".
@@ -153,5 +195,5 @@ class Parallel:
 
     def close(self) -> None:
         """Leave the other processes."""
-        if self.world > 1 and dist.is_initialized():
+        if self.mode != "single" and dist.is_initialized():
             dist.destroy_process_group()
