@@ -16,6 +16,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from ..model.config import QEDConfig
+from ..recipes.generated import LOADS
 from .contrasts import Estimate, contrast
 from .registered import LEVEL, verdict
 from .results import Run
@@ -23,6 +24,7 @@ from .settings import Settings
 from .stats import Interval, holm
 
 HELD = 0.9  # share of questions that must be answered
+SEEDS = 3  # of every arm, with every width: the registered tests are taken once, when these are there
 ENDPOINT = "L50"  # the registered endpoint that is in octaves too, whose margin of equivalence holds here
 
 
@@ -120,6 +122,20 @@ TESTS: Mapping[str, tuple[str, str]] = {
     "QED with λ_max 0.5 − QED": ("qed@0.5", "qed"),
     "QED with λ_max 1 − QED": ("qed@1", "qed"),
 }
+
+
+def missing(settings: Settings) -> list[str]:
+    """What the registered tests wait for, in words: seeds of their arms that have been trained at every width."""
+    widths = list(map(str, LOADS))
+    complete = by_arm({width: settings.get(width, []) for width in widths})
+    arms = dict.fromkeys(arm for pair in TESTS.values() for arm in pair)
+    found = {arm: len(complete.get(arm, {})) for arm in arms}
+    names = f"{', '.join(widths[:-1])} and {widths[-1]}"
+    return [
+        f"{arm}: {count} of {SEEDS} seeds are trained at all of {names} channels"
+        for arm, count in found.items()
+        if count < SEEDS
+    ]
 
 
 def answers(settings: Settings) -> list[Answer]:

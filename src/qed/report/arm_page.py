@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from ..analysis.capacity import missing
 from ..analysis.registered import recipe_of
 from ..analysis.results import Run, survey
 from ..analysis.selection import arms_of
@@ -137,9 +138,11 @@ def parts_of(found: Folders, registered: bool) -> list[Part]:
             "A row tells pairs of a key and a value one by one, and after each asks for two of those told so far. How "
             "many pairs a state of a given size holds is where it still answers 90 % of the questions."
         )
-        tests = capacity_tests(found.recall, registered)
-        tables = [capacity_table(found.recall), *([tests] if tests.rows else []), loads_table(found.recall)]
-        parts.append(Part("recall", "Associative recall under load", [said], tables, recall_figures(found.recall)))
+        waits = missing(found.recall) if registered else []
+        tests = [] if waits else [x for x in [capacity_tests(found.recall, registered)] if x.rows]
+        tables = [capacity_table(found.recall), *tests, loads_table(found.recall)]
+        saying = [said, *(["The registered tests are not taken yet. " + "; ".join(waits) + "."] if waits else [])]
+        parts.append(Part("recall", "Associative recall under load", saying, tables, recall_figures(found.recall)))
     return parts
 
 

@@ -1,0 +1,55 @@
+"""The registered tests of recall are taken when every arm has all seeds at all widths, and not before."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qed.analysis.capacity import SEEDS, TESTS, answers, missing
+from qed.analysis.settings import read_settings
+from qed.eval.tasks.load import result_of
+from qed.recipes.generated import LOADS
+from qed.reproduce.plan import PLANS, Files, Unit
+
+ARMS = list(dict.fromkeys(arm for pair in TESTS.values() for arm in pair))
+OCTAVES = {"gdn2": 0.0, "qed": 1.0, "qed-rand": 0.5, "qed@0.5": 1.0, "qed@1": 1.0}  # by which each arm holds more
+
+
+def write(runs: Path, width: int, arm: str, seed: int) -> None:
+    """A training that answers everything up to a load and nothing above it."""
+    folder = runs / str(width) / f"{arm}-{seed}"
+    (folder / "eval").mkdir(parents=True)
+    config = json.loads(PLANS["recall"](Files()).config(Unit(arm, seed, str(width)), folder).to_json())
+    (folder / "config.json").write_text(json.dumps({"config": config, "identities": {}}))
+    (folder / "metrics.jsonl").write_text("")
+    right = np.zeros((4, 64), dtype=bool)
+    right[:, : 2 * round(2 ** (3 + OCTAVES[arm] + 0.1 * seed))] = True
+    about = {"task": "recall_load", "length": 4 * LOADS[width][0]}
+    (folder / "eval" / "recall_load.json").write_text(json.dumps({"about": about, "result": result_of(right)}))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for width in LOADS:
+        for arm in ARMS:
+            for seed in range(SEEDS):
+                write(tmp_path, width, arm, seed)
+    return tmp_path
+
+
+def test_complete(runs: Path) -> None:
+    found, problems = read_settings(runs)
+    assert problems == []
+    assert missing(found) == []
+    estimates = {x.name: x.estimate.value for x in answers(found)}
+    assert list(estimates) == list(TESTS)
+    assert estimates["QED − GDN-2"] > estimates["QED − QED-rand"] > 0 == estimates["QED with λ_max 1 − QED"]
+
+
+def test_a_width_or_a_seed_is_missing(runs: Path) -> None:
+    (runs / "64" / "qed-rand-1").rename(runs / "gone")
+    found, _ = read_settings(runs)
+    assert missing(found) == ["qed-rand: 2 of 3 seeds are trained at all of 16, 32, 64 and 128 channels"]
+    halves = {width: found[width] for width in ("16", "32")}
+    assert missing(halves) == [f"{arm}: 0 of 3 seeds are trained at all of 16, 32, 64 and 128 channels" for arm in ARMS]
