@@ -13,9 +13,12 @@ from qed.analysis import results
 from qed.analysis.breakdown import contrasts
 from qed.analysis.strength import compare
 from qed.cli import app
+from qed.report import drawing, svg
+from qed.report.arm_figures import look
 from qed.report.conclusions import conclusions
 from qed.report.page import write
 from qed.report.tables import retrieval
+from qed.reproduce.plan import every_rule
 from tests.analysis.conftest import evaluated
 
 
@@ -248,3 +251,11 @@ def test_results_of_other_prompts_are_not_in_one_table(base: Path, tmp_path: Pat
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=r"not in one table: example 0 of .* differ in prompt_sha256, 'b' and 'a'"):
         write(base, tmp_path / "out")
+
+
+def test_arms_of_one_figure_look_different() -> None:
+    """In a figure with every rule, with either range of the erase gate, no two lines look alike: in print or on a
+    page."""
+    looks = [look(arm) for arm in every_rule()]
+    for colours, marks in ((len(drawing.COLOURS), len(drawing.MARKERS)), (svg.COLOURS, len(svg.MARKS))):
+        assert len({(place % colours, place % marks, dashes) for place, dashes in looks}) == len(looks)

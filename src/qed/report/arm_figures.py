@@ -18,7 +18,7 @@ from .arm_tables import all_runs, groups_of, of_arm, widths_of
 from .charts import Axis, Chart, Charts, Heat, Panel, Series, lengths_axis, per_cent
 
 
-def _look(arm: str) -> tuple[int, int]:
+def look(arm: str) -> tuple[int, int]:
     """An arm's place in the palette, which is its rule's, and its dashes: those of a wider erase gate are broken."""
     parsed = Arm.parse(arm)
     return list(RULES).index(parsed.rule), int(parsed.erase is not None) + 2 * int(parsed.bound is not None)
@@ -32,7 +32,7 @@ def places(settings: Settings) -> Chart:
         for arm in arms_of(settings[group]):
             found = [by_place(run) for run in of_arm(settings[group], arm) if by_place(run)]
             if found:
-                colour, dashes = _look(arm)
+                colour, dashes = look(arm)
                 ends = list(found[0])
                 y = [100 * float(np.mean([x[end].value for x in found])) for end in ends]
                 x = [float(end[1]) for end in ends]
@@ -106,7 +106,7 @@ def capacities(settings: Settings) -> Chart:
                 points.append((float(state_numbers(own[0])), 2**mean, *ends))
         if points:
             sizes, held, low_ends, high_ends = (list(values) for values in zip(*points, strict=True))
-            colour, dashes = _look(arm)
+            colour, dashes = look(arm)
             series.append(
                 Series(name=name_of(arm), colour=colour, dashes=dashes, x=sizes, y=held, low=low_ends, high=high_ends)
             )

@@ -18,7 +18,7 @@ from .charts import MOST_LABELS, Axis, Chart, Heat, Panel, Series
 
 # People who see colours differently can tell these apart (Okabe and Ito).
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
-MARKERS = "os^Dv<>"
+MARKERS = "os^Dv"  # of colours and markers none is a multiple of the other, so that 35 series differ
 DASHES = ("-", "--", ":", "-.")
 LONG = 8  # letters of a column's name that have room beside the next one's
 GREY = "#888888"  # of lines that only help to read a figure
