@@ -11,11 +11,13 @@ from qed.analysis.results import runs, survey
 from qed.analysis.units import counting, read_registration
 from qed.report import tables
 from qed.report.conclusions import conclusions
+from qed.report.page import write
 from qed.report.tables import all_tables
 from qed.reproduce.collecting import PREDICTION_CHARACTERS
 
 ROOT = Path(__file__).parents[2]
 SMALL = ROOT / "results" / "small"
+MEDIUM = ROOT / "results" / "medium"
 NEEDLES = ("niah_single_1", "niah_single_2", "niah_single_3")
 
 
@@ -110,6 +112,25 @@ def test_units_of_registered_experiments_count(name: str) -> None:
     found, problems = survey(ROOT / "results" / name / "runs")
     assert not problems
     assert counting(found, read_registration(ROOT / "results" / "PLAN.md")) == (found, [])
+
+
+def test_the_page_of_results_says_what_is_there() -> None:
+    """How many trainings are done, and the means of arms, are those of the committed answers."""
+    page = (ROOT / "results" / "README.md").read_text()
+    found = runs(MEDIUM / "runs")
+    assert f"**Where this stands: {len(found)} of the 36 trainings" in page
+    assert f"12 seeds an arm | {len(found)} of 36 |" in page
+    with (MEDIUM / "tables" / "trainings_means_e1.csv").open() as file:
+        for row in csv.reader(file):
+            assert "| " + " | ".join(row) + " |" in page.splitlines()
+
+
+@pytest.mark.slow
+def test_the_registered_report_follows_from_its_answers(tmp_path: Path) -> None:
+    write(MEDIUM / "runs", tmp_path, plan=ROOT / "results" / "PLAN.md")
+    made, kept = ({path.name: path.read_text() for path in (x / "tables").iterdir()} for x in (tmp_path, MEDIUM))
+    assert made == kept
+    assert (tmp_path / "report.md").read_text() == (MEDIUM / "report.md").read_text()
 
 
 def test_results_stay_small_enough_to_travel() -> None:
