@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import profile
 
 import qed.ops  # noqa: F401  (registers the operators)
-from qed.ops import erase_write, erase_write_step
+from qed.ops import erase_write, erase_write_step, operators
 from qed.testing import Case, relative_error, run
 
 needs_compiler = pytest.mark.skipif(
@@ -170,3 +171,20 @@ def test_without_a_gradient_torch_still_sees_the_operator() -> None:
         with profile() as profiler:
             op(*given)
     assert "qed::erase_write_chunkwise" in {event.key for event in profiler.key_averages()}
+
+
+def test_a_call_that_nobody_watches_gives_the_same_bits() -> None:
+    """Without anybody who looks at operators none is called; what is computed is the same, gradients too."""
+    inputs = {name: x.requires_grad_() for name, x in Case(tokens=70).inputs().items() if x is not None}
+
+    def results() -> list[torch.Tensor]:
+        o, state = erase_write(**inputs, impl="chunkwise")
+        return [o, state, *torch.autograd.grad((o * o).sum() + (state * state).sum(), list(inputs.values()))]
+
+    with patch.object(operators.CHUNKWISE, "saving", None), patch.object(operators.CHUNKWISE, "_backward", None):
+        alone = results()
+    with profile() as profiler:
+        watched = results()
+    seen = {event.key for event in profiler.key_averages()}
+    assert {"qed::erase_write_chunkwise_saving_3", "qed::erase_write_chunkwise_backward_3"} <= seen
+    assert all(torch.equal(x, y) for x, y in zip(alone, watched, strict=True))

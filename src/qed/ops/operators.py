@@ -6,6 +6,9 @@
     qed::erase_write_step_triton(q, k, a, u, g, state, scale) -> (o, new state), and one that writes over the state
 
 An operator saves a fixed number of tensors, not a list: a list would take more time before a kernel starts.
+
+Whoever looks at operators, such as torch.compile, sees these. Where nobody looks, the same functions are called without
+torch's search for what an operator has to do, which takes longer than all of our own code before the first kernel.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from .validation import check_values
 _INPUTS = "Tensor q, Tensor k, Tensor a, Tensor u, Tensor? g"
 _FORWARD = f"({_INPUTS}, Tensor? initial_state, Tensor? cu_seqlens, float scale)"
 _BACKWARD = f"(Tensor do, Tensor? dstate, {_INPUTS}, Tensor? cu_seqlens, float scale, Tensor[] saved)"
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Form(NamedTuple):
@@ -45,34 +49,37 @@ class SequenceOperator:
     def __init__(self, form: Form):
         self.form, name = form, f"erase_write_{form.name}"
         count = form.saved_count
+        self.run = without_autocast(self._run)
+        self.run_backward = without_autocast(form.backward)
         self.plain = register(
             f"{name}{_FORWARD} -> {tensors(2)}",
-            without_autocast(lambda *inputs: self._run(Arguments(*inputs), save=False)),
+            lambda *inputs: self.run(Arguments(*inputs), save=False),
             lambda *inputs: self._like(Arguments(*inputs), save=False),
             differentiate=_refusal(f"{name} saves nothing for a backward; {name}_saving_{count} does"),
             keep=_keep_nothing,
         )
         self.saving = register(
             f"{name}_saving_{count}{_FORWARD} -> {tensors(2 + count)}",
-            without_autocast(lambda *inputs: self._run(Arguments(*inputs), save=True)),
+            lambda *inputs: self.run(Arguments(*inputs), save=True),
             lambda *inputs: self._like(Arguments(*inputs), save=True),
             differentiate=self._differentiate,
             keep=_keep,
         )
         self._backward = register(
             f"{name}_backward_{count}{_BACKWARD} -> {tensors(6)}",
-            without_autocast(lambda do, dstate, *x: form.backward(do, dstate, _without_state(*x[:-1]), x[-1])),
+            lambda do, dstate, *x: self.run_backward(do, dstate, _without_state(*x[:-1]), x[-1]),
             lambda do, dstate, *x: _gradients_like(_without_state(*x[:-1])),
             differentiate=_refusal(f"{name} is differentiated once by this operator; erase_write does it more often"),
             keep=_keep_nothing,
         )
 
     def __call__(self, x: Arguments, save: bool) -> tuple[Tensor, Tensor]:
-        if save or torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        if _is_watched(x):
             o, state, *_ = (self.saving if save else self.plain)(*x)
-        else:  # no gradient is recorded, and torch takes several microseconds to see this for itself
-            with torch._C._AutoDispatchBelowAutograd():
-                o, state = self.plain(*x)
+        elif save:
+            o, state = _Unwatched.apply(self, *x)
+        else:
+            o, state = self.run(x, save=False)
         return o, state
 
     def _run(self, x: Arguments, save: bool) -> tuple[Tensor, ...]:
@@ -92,13 +99,45 @@ class SequenceOperator:
             do = x.q.new_zeros(x.u.shape)
         if torch.is_grad_enabled():  # gradients of these gradients are wanted
             return *_loop_gradients(do, dstate, x), None, None
-        dq, dk, da, du, dg, ds = self._backward(do, dstate, *x[:5], x.cu_seqlens, x.scale, saved[7:])
+        if _is_watched(x):
+            dq, dk, da, du, dg, ds = self._backward(do, dstate, *x[:5], x.cu_seqlens, x.scale, saved[7:])
+        else:
+            dq, dk, da, du, dg, ds = self.run_backward(do, dstate, x, list(saved[7:]))
         return (
             *(dq, dk, da, du),
             None if x.g is None else dg,
             None if x.initial_state is None else ds,
             *(None, None),
         )
+
+
+class _Unwatched(torch.autograd.Function):
+    """The saving operator as a function of autograd alone."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: SequenceOperator, *inputs: Any) -> tuple[Tensor, Tensor]:
+        ctx.operator = operator
+        o, state, *saved = operator.run(Arguments(*inputs), save=True)
+        _keep(ctx, inputs, (o, state, *saved))
+        return o, state
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return None, *ctx.operator._differentiate(ctx, *gradients)
+
+
+def _is_watched(x: Arguments) -> bool:
+    """Whether anything but autograd has to see a call as an operator: a compiler, a transform, a mode such as that of
+    selective checkpointing, a profiler, or a tensor that is more than its values, or less."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
+        or x.q.is_meta
+        or not all(y is None or type(y) in _PLAIN for y in x[:7])
+    )
 
 
 def _refusal(why: str) -> Callable[..., None]:

@@ -7,7 +7,6 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -18,18 +17,19 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def without_autocast(function: Function) -> Function:
-    """Return the same function with torch.autocast turned off on the device of its first tensor.
+    """Return the same function with torch.autocast turned off on the device of its first argument, which is a tensor or
+    a tuple that begins with one.
 
     The recurrence chooses its own precision. Under autocast torch would run its matrix products in 16 bits, and the
     state with them.
     """
 
     @wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        device = next(x for x in arguments if isinstance(x, Tensor)).device.type
+    def call(first: Any, *more: Any, **options: Any) -> Any:
+        device = (first[0] if isinstance(first, tuple) else first).device.type
         if not torch.is_autocast_enabled(device):
-            return function(*arguments, **options)
+            return function(first, *more, **options)
         with torch.autocast(device, enabled=False):
-            return function(*arguments, **options)
+            return function(first, *more, **options)
 
     return call  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """The forward: first what does not depend on a state, for all chunks in parallel; then the states, chunk after chunk.
 
-    chunk_terms    x̃ = x∘γ for x in (a, q), k̄, γ_C, P and T = (I + A)⁻¹        grid: chunks × heads chunk_states   R =
-    T (U − ã S₀)    O = q̃ S₀ + P R    S_C = γ_C S₀ + k̄ᵀ R   grid: columns of V × (sequences × heads)
+    chunk_terms    x̃ = x∘γ for x in (a, q), k̄, γ_C, P and T = (I + A)⁻¹        grid: chunks × heads
+    chunk_states   R = T (U − ã S₀)    O = q̃ S₀ + P R    S_C = γ_C S₀ + k̄ᵀ R   grid: columns of V × (sequences × heads)
 
 (`chunkwise.py` has the derivation.) What the first kernel gives to the second lies in memory chunk by chunk and head by
 head.
