@@ -63,7 +63,7 @@ class Call(NamedTuple):
         return Call(x.device, x.dtype, batch, tokens, gradient, compiling, **more)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Route:
     """One way to compute a piece. `obstacle` takes the call and whatever else the piece passes to `pick`."""
 

@@ -57,19 +57,14 @@ def _written_out_obstacle(call: Call) -> str | None:
 
 NORM = Piece(
     "norm",
+    Route("triton", rows.rms_norm, inference_kernel_obstacle, "one kernel that reads once and writes once"),
     Route(
-        name="triton",
-        run=rows.rms_norm,
-        obstacle=inference_kernel_obstacle,
-        what="one kernel that reads once and writes once",
+        "written-out",
+        functions.rms_norm_written_out,
+        _written_out_obstacle,
+        "torch in parts, so that a compiled backward can keep the scales",
     ),
-    Route(
-        name="written-out",
-        run=functions.rms_norm_written_out,
-        obstacle=_written_out_obstacle,
-        what="torch in parts, so that a compiled backward can keep the scales",
-    ),
-    Route(name="reference", run=functions.rms_norm, obstacle=no_obstacle, what="torch's own rms_norm"),
+    Route("reference", functions.rms_norm, no_obstacle, "torch's own rms_norm"),
 )
 
 # SwiGLU's product
@@ -88,13 +83,8 @@ def _product_kernel(both: Tensor) -> Tensor:
 
 PRODUCT = Piece(
     "product",
-    Route(
-        name="triton",
-        run=_product_kernel,
-        obstacle=_product_obstacle,
-        what="one kernel that reads once and writes once, with a gradient",
-    ),
-    Route(name="reference", run=functions.silu_product, obstacle=no_obstacle, what="torch's silu and a product"),
+    Route("triton", _product_kernel, _product_obstacle, "one kernel that reads once and writes once, with a gradient"),
+    Route("reference", functions.silu_product, no_obstacle, "torch's silu and a product"),
 )
 
 # The short convolution
@@ -129,12 +119,9 @@ def _convolution_kernel(x: Tensor, weight: Tensor, state: Tensor | None, sequenc
 CONVOLUTION = Piece(
     "convolution",
     Route(
-        name="triton",
-        run=_convolution_kernel,
-        obstacle=_convolution_obstacle,
-        what="one kernel that reads every input once, with a gradient",
+        "triton", _convolution_kernel, _convolution_obstacle, "one kernel that reads every input once, with a gradient"
     ),
-    Route(name="reference", run=functions.short_convolution, obstacle=no_obstacle, what="a sum over taps in torch"),
+    Route("reference", functions.short_convolution, no_obstacle, "a sum over taps in torch"),
 )
 
 # From what `in_proj` gives to what the recurrence takes
@@ -167,23 +154,18 @@ def _compiled_obstacle(call: Call, mixer: Mixer) -> str | None:
 OPERANDS = Piece(
     "operands",
     Route(
-        name="triton",
-        run=making.operands_by_kernel,
-        obstacle=_operands_obstacle,
-        what="convolution, gates and erase vector in one kernel, with a gradient",
+        "triton",
+        making.operands_by_kernel,
+        _operands_obstacle,
+        "convolution, gates and erase vector in one kernel, with a gradient",
     ),
     Route(
-        name="compiled",
-        run=making.operands_compiled,
-        obstacle=_compiled_obstacle,
-        what="the convolution, then the rule's own function compiled by torch",
+        "compiled",
+        making.operands_compiled,
+        _compiled_obstacle,
+        "the convolution, then the rule's own function compiled by torch",
     ),
-    Route(
-        name="reference",
-        run=making.operands_in_torch,
-        obstacle=no_obstacle,
-        what="the convolution, then the rule in torch",
-    ),
+    Route("reference", making.operands_in_torch, no_obstacle, "the convolution, then the rule in torch"),
 )
 
 # Matrix products
@@ -221,18 +203,18 @@ def _in_place_obstacle(call: Call, linear: Any, residual: Tensor | None) -> str 
 PROJECTION = Piece(
     "projection",
     Route(
-        name="vector",
-        run=functions.projection_of_a_vector,
-        obstacle=_vector_obstacle,
-        what="a sum over the matrix's rows, which torch.compile fuses with its neighbours",
+        "vector",
+        functions.projection_of_a_vector,
+        _vector_obstacle,
+        "a sum over the matrix's rows, which torch.compile fuses with its neighbours",
     ),
     Route(
-        name="in-place",
-        run=functions.projection_in_place,
-        obstacle=_in_place_obstacle,
-        what="a matrix product that is added to the residual stream in place",
+        "in-place",
+        functions.projection_in_place,
+        _in_place_obstacle,
+        "a matrix product that is added to the residual stream in place",
     ),
-    Route(name="reference", run=functions.projection, obstacle=no_obstacle, what="the module itself"),
+    Route("reference", functions.projection, no_obstacle, "the module itself"),
 )
 
 
@@ -307,18 +289,13 @@ def _compiled_block_obstacle(call: Call, block: Any) -> str | None:
 BLOCK = Piece(
     "block",
     Route(
-        name="triton",
-        run=decode.block_step,
-        obstacle=_block_obstacle,
-        what="five kernels for one sequence, six for several; library products where there are many",
+        "triton",
+        decode.block_step,
+        _block_obstacle,
+        "five kernels for one sequence, six for several; library products where there are many",
     ),
-    Route(
-        name="compiled",
-        run=_block_compiled,
-        obstacle=_compiled_block_obstacle,
-        what="the block compiled by torch",
-    ),
-    Route(name="reference", run=block_in_torch, obstacle=no_obstacle, what="the block's own forward"),
+    Route("compiled", _block_compiled, _compiled_block_obstacle, "the block compiled by torch"),
+    Route("reference", block_in_torch, no_obstacle, "the block's own forward"),
 )
 
 normed_projection = decode.normed_projection  # the final norm and the logits of one token

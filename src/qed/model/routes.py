@@ -133,20 +133,20 @@ def _read_captured(asked: Asked, cache: QEDCache, tokens: Tensor, mask: Tensor |
 PROMPT = Piece(
     "prompt",
     Route(
-        name="captured",
-        run=_read_captured,
-        obstacle=_prompt_obstacle,
-        what="one CUDA graph for each of a few lengths, captured when a length comes a second time",
+        "captured",
+        _read_captured,
+        _prompt_obstacle,
+        "one CUDA graph for each of a few lengths, captured when a length comes a second time",
     ),
-    Route(name=REFERENCE, run=_read_plainly, obstacle=no_obstacle, what="the model's forward, launched by Python"),
+    Route(REFERENCE, _read_plainly, no_obstacle, "the model's forward, launched by Python"),
 )
 GENERATE = Piece(
     "generate",
     Route(
-        name="captured",
-        run=generate_captured,
-        obstacle=_generate_obstacle,
-        what="one CUDA graph a token that chooses the next token too; texts are looked at every few tokens",
+        "captured",
+        generate_captured,
+        _generate_obstacle,
+        "one CUDA graph a token that chooses the next token too; texts are looked at every few tokens",
     ),
-    Route(name=REFERENCE, run=GenerationMixin._sample, obstacle=no_obstacle, what="transformers' own loop"),
+    Route(REFERENCE, GenerationMixin._sample, no_obstacle, "transformers' own loop"),
 )

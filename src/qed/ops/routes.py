@@ -76,15 +76,15 @@ def _step_torch(step: Any, inplace: bool, *inputs: Any) -> tuple[Tensor, Tensor]
 
 RECURRENCE = Piece(
     "recurrence",
-    Route(name="triton", run=TRITON, obstacle=_sequence_obstacle, what=KERNELS),
-    Route(name="chunkwise", run=CHUNKWISE, obstacle=_chunk_obstacle, what=CHUNKS),
-    Route(name="reference", run=_loop, obstacle=no_obstacle, what=LOOP),
+    Route("triton", TRITON, _sequence_obstacle, KERNELS),
+    Route("chunkwise", CHUNKWISE, _chunk_obstacle, CHUNKS),
+    Route("reference", _loop, no_obstacle, LOOP),
 )
 STEP = Piece(
     "recurrence",
-    Route(name="triton", run=_step_triton, obstacle=_triton_obstacle, what=KERNELS),
-    Route(name="chunkwise", run=_step_chunk, obstacle=_chunk_obstacle, what=CHUNKS),
-    Route(name="reference", run=_step_loop, obstacle=no_obstacle, what=LOOP),
+    Route("triton", _step_triton, _triton_obstacle, KERNELS),
+    Route("chunkwise", _step_chunk, _chunk_obstacle, CHUNKS),
+    Route("reference", _step_loop, no_obstacle, LOOP),
 )
 
 
