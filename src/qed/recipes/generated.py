@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..choices import check_choice
 from ..data.generated import PREFIX, Generated
 from ..train.config import TrainConfig
+from .parts import run_of, steps_of
 
 WORDS = 1024  # of recall, half of them keys
 # The most pairs that a state of this width is told, and the rows of a step; a row has four tokens a pair.
 LOADS = {16: (32, 16), 32: (64, 8), 64: (256, 8), 128: (512, 8)}
+
+# What all of them share: so small a model takes float32, and no compiler.
+SHARED: dict[str, Any] = {
+    **{"precision": "float32", "compile": False, "weight_decay": 0.0},
+    **{"validate_every": 250, "log_every": 250},
+}
 
 
 def tracking(group: str = "z2", arm: str = "qed", seed: int = 0) -> TrainConfig:
@@ -25,29 +34,18 @@ def tracking(group: str = "z2", arm: str = "qed", seed: int = 0) -> TrainConfig:
         seed: of the weights and of the words.
     """
     data = f"{PREFIX}tracking:{group}"
+    model = {
+        **{"hidden_size": 64, "num_hidden_layers": 1, "num_heads": 2, "head_dim": 32, "intermediate_size": 128},
+        **{"vocab_size": Generated(data).vocab_size, "tie_word_embeddings": False},
+        **{"conv_size": 1, "output_gate": None},
+    }
     return TrainConfig(
-        name=f"tracking-{group}-{arm}-{seed}",
-        model={
-            **{"hidden_size": 64, "num_hidden_layers": 1, "num_heads": 2, "head_dim": 32, "intermediate_size": 128},
-            **{"rule": arm, "vocab_size": Generated(data).vocab_size, "tie_word_embeddings": False},
-            **{"conv_size": 1, "output_gate": None},
-        },
-        data=data,
-        validation=data,
-        seed=seed,
-        sequence=32,
-        batch_tokens=16 * 32,
-        micro_tokens=16 * 32,
-        total_tokens=1500 * 16 * 32,
-        decay_start_tokens=750 * 16 * 32,
+        **run_of(f"tracking-{group}", model, data, arm, seed, data),
+        **steps_of(16, 32, tokens=1500 * 16 * 32, decay_start=750 * 16 * 32),
         learning_rate=2e-3,
-        weight_decay=0.0,
-        precision="float32",
-        compile=False,
         save_every=1000,
-        validate_every=250,
         validation_tokens=64 * 32,
-        log_every=250,
+        **SHARED,
     )
 
 
@@ -65,28 +63,15 @@ def recall(width: int = 16, arm: str = "qed", seed: int = 0) -> TrainConfig:
     check_choice("width", str(width), list(map(str, LOADS)))
     pairs, rows = LOADS[width]
     data, row = f"{PREFIX}recall:{WORDS}", 4 * pairs
-    batch = rows * row
+    model = {
+        **{"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 1, "head_dim": width, "intermediate_size": 128},
+        **{"vocab_size": Generated(data).vocab_size, "output_gate": None, "initializer_range": 0.1},
+    }
     return TrainConfig(
-        name=f"recall-{width}-{arm}-{seed}",
-        model={
-            **{"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 1, "head_dim": width, "intermediate_size": 128},
-            **{"rule": arm, "vocab_size": Generated(data).vocab_size},
-            **{"output_gate": None, "initializer_range": 0.1},
-        },
-        data=data,
-        validation=data,
-        seed=seed,
-        sequence=row,
-        batch_tokens=batch,
-        micro_tokens=batch,
-        total_tokens=2500 * batch,
-        decay_start_tokens=1250 * batch,
+        **run_of(f"recall-{width}", model, data, arm, seed, data),
+        **steps_of(rows, row, tokens=2500 * rows * row, decay_start=1250 * rows * row),
         learning_rate=5e-3,
-        weight_decay=0.0,
-        precision="float32",
-        compile=False,
         save_every=500,
-        validate_every=250,
         validation_tokens=32 * row,
-        log_every=250,
+        **SHARED,
     )

@@ -10,14 +10,12 @@ from typing import Any
 
 from ..choices import check_choice
 from ..train.config import TrainConfig
+from .parts import run_of, steps_of
 from .theta import matched
 
 # A short training, the same for models of two sizes: 1,465 steps of 16 of the paper's rows.
 SHORT: dict[str, Any] = {
-    "batch_tokens": 16 * 2048,
-    "micro_tokens": 16 * 2048,
-    "total_tokens": 48_000_000,
-    "decay_start_tokens": 37_920_000,
+    **steps_of(16, 2048, tokens=48_000_000, decay_start=37_920_000),
     "warmup_fraction": 0.05,
     "save_every": 1000,
     "validation_tokens": 524_288,
@@ -43,14 +41,7 @@ def paper_340m(data: str, arm: str = "qed", seed: int = 0, validation: str = "")
         validation: a folder of held-out tokens; without one the run is not validated.
     """
     check_choice("arm", arm, ARMS)
-    return TrainConfig(
-        name=f"paper_340m-{arm}-{seed}",
-        model={"rule": arm},
-        data=data,
-        validation=validation or None,
-        seed=seed,
-        activation_checkpointing="cheap",
-    )
+    return TrainConfig(**run_of("paper_340m", {}, data, arm, seed, validation), activation_checkpointing="cheap")
 
 
 def paper_short(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
@@ -64,11 +55,7 @@ def paper_short(data: str, arm: str = "qed", seed: int = 0, validation: str = ""
     """
     return matched(
         TrainConfig(
-            name=f"paper_short-{arm}-{seed}",
-            model={"rule": arm},
-            data=data,
-            validation=validation or None,
-            seed=seed,
+            **run_of("paper_short", {}, data, arm, seed, validation),
             **SHORT,
             learning_rate=8e-4,
             activation_checkpointing="cheap",

@@ -8,6 +8,7 @@ from ..choices import check_choice
 from ..model.config import SIZES
 from ..train.config import TrainConfig
 from .paper import SHORT
+from .parts import run_of, steps_of
 from .theta import matched
 
 
@@ -20,18 +21,8 @@ def medium(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> 
     Args:
         data, arm, seed, validation: as in `paper_short`.
     """
-    return matched(
-        TrainConfig(
-            name=f"medium-{arm}-{seed}",
-            model=SIZES["medium"] | {"rule": arm},
-            data=data,
-            validation=validation or None,
-            seed=seed,
-            **SHORT,
-            learning_rate=3e-3,
-            validate_every=250,
-        )
-    )
+    run = run_of("medium", SIZES["medium"], data, arm, seed, validation)
+    return matched(TrainConfig(**run, **SHORT, learning_rate=3e-3, validate_every=250))
 
 
 def small(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> TrainConfig:
@@ -41,16 +32,8 @@ def small(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> T
         data, arm, seed, validation: as in `paper_short`.
     """
     return TrainConfig(
-        name=f"small-{arm}-{seed}",
-        model=SIZES["small"] | {"rule": arm},
-        data=data,
-        validation=validation or None,
-        seed=seed,
-        sequence=512,
-        batch_tokens=32 * 512,
-        micro_tokens=32 * 512,
-        total_tokens=64_000_000,
-        decay_start_tokens=51_200_000,
+        **run_of("small", SIZES["small"], data, arm, seed, validation),
+        **steps_of(32, 512, tokens=64_000_000, decay_start=51_200_000),
         learning_rate=3e-3,
         save_every=500,
         validation_tokens=262_144,
@@ -64,16 +47,8 @@ def mini(data: str, arm: str = "qed", seed: int = 0, validation: str = "") -> Tr
         data, arm, seed, validation: as in `paper_short`.
     """
     return TrainConfig(
-        name=f"mini-{arm}-{seed}",
-        model=SIZES["mini"] | {"rule": arm},
-        data=data,
-        validation=validation or None,
-        seed=seed,
-        sequence=128,
-        batch_tokens=8 * 128,
-        micro_tokens=8 * 128,
-        total_tokens=3000 * 8 * 128,
-        decay_start_tokens=2400 * 8 * 128,
+        **run_of("mini", SIZES["mini"], data, arm, seed, validation),
+        **steps_of(8, 128, tokens=3000 * 8 * 128, decay_start=2400 * 8 * 128),
         learning_rate=5e-3,
         precision="float32",
         compile=False,
