@@ -26,6 +26,18 @@ def tap_weight(
 
 
 @triton.jit
+def tap_weights(
+    weight, channels, D: tl.constexpr, W: tl.constexpr, apart: tl.constexpr, taps_apart: tl.constexpr
+):  # fmt: skip
+    """Load the weights of a token and of the three before it."""
+    w0 = tap_weight(weight, channels, 0, D, W, apart, taps_apart)
+    w1 = tap_weight(weight, channels, 1, D, W, apart, taps_apart)
+    w2 = tap_weight(weight, channels, 2, D, W, apart, taps_apart)
+    w3 = tap_weight(weight, channels, 3, D, W, apart, taps_apart)
+    return w0, w1, w2, w3
+
+
+@triton.jit
 def row(x, t, stride, channels, there, D: tl.constexpr):
     """Load token t of x, [BD]; zeros if it is not there."""
     inside = channels < tl.where(there, D, 0)
@@ -46,6 +58,17 @@ def earlier(
 
 
 @triton.jit
+def three_earlier(
+    x, stride, state, t, place, owner, channels, D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr
+):  # fmt: skip
+    """Load the inputs one, two and three tokens before token t."""
+    x1 = earlier(x, stride, state, t, place, owner, channels, 1, D, W, HAS_STATE)
+    x2 = earlier(x, stride, state, t, place, owner, channels, 2, D, W, HAS_STATE)
+    x3 = earlier(x, stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
+    return x1, x2, x3
+
+
+@triton.jit
 def forward_kernel(
     x, weight, state, places, owners, y, x_stride, tokens,
     D: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
@@ -54,12 +77,9 @@ def forward_kernel(
     first = tl.program_id(0) * BT
     last = tl.minimum(first + BT, tokens)
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
-    w0, w1 = tap_weight(weight, channels, 0, D, W, W, 1), tap_weight(weight, channels, 1, D, W, W, 1)
-    w2, w3 = tap_weight(weight, channels, 2, D, W, W, 1), tap_weight(weight, channels, 3, D, W, W, 1)
+    w0, w1, w2, w3 = tap_weights(weight, channels, D, W, W, 1)
     place, owner = tl.load(places + first), tl.load(owners + first)
-    x1 = earlier(x, x_stride, state, first, place, owner, channels, 1, D, W, HAS_STATE)
-    x2 = earlier(x, x_stride, state, first, place, owner, channels, 2, D, W, HAS_STATE)
-    x3 = earlier(x, x_stride, state, first, place, owner, channels, 3, D, W, HAS_STATE)
+    x1, x2, x3 = three_earlier(x, x_stride, state, first, place, owner, channels, D, W, HAS_STATE)
     next0 = row(x, first, x_stride, channels, first < last, D)
     next1 = row(x, first + 1, x_stride, channels, first + 1 < last, D)
     next2 = row(x, first + 2, x_stride, channels, first + 2 < last, D)
@@ -71,9 +91,7 @@ def forward_kernel(
         place, next_place = next_place, tl.load(places + t + 1, mask=t + 1 < last, other=0)
         if place == 0:
             owner = tl.load(owners + t)
-            x1 = earlier(x, x_stride, state, t, place, owner, channels, 1, D, W, HAS_STATE)
-            x2 = earlier(x, x_stride, state, t, place, owner, channels, 2, D, W, HAS_STATE)
-            x3 = earlier(x, x_stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
+            x1, x2, x3 = three_earlier(x, x_stride, state, t, place, owner, channels, D, W, HAS_STATE)
         z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
         tl.store(y + t.to(tl.int64) * D + channels, silu(z).to(y.dtype.element_ty), mask=channels < D)
         x3, x2, x1 = x2, x1, x0
@@ -91,12 +109,9 @@ def backward_kernel(
     last = tl.minimum(first + BT, tokens)
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
     inside = channels < D
-    w0, w1 = tap_weight(weight, channels, 0, D, W, W, 1), tap_weight(weight, channels, 1, D, W, W, 1)
-    w2, w3 = tap_weight(weight, channels, 2, D, W, W, 1), tap_weight(weight, channels, 3, D, W, W, 1)
+    w0, w1, w2, w3 = tap_weights(weight, channels, D, W, W, 1)
     place, owner = tl.load(places + first), tl.load(owners + first)
-    x1 = earlier(x, x_stride, state, first, place, owner, channels, 1, D, W, HAS_STATE)
-    x2 = earlier(x, x_stride, state, first, place, owner, channels, 2, D, W, HAS_STATE)
-    x3 = earlier(x, x_stride, state, first, place, owner, channels, 3, D, W, HAS_STATE)
+    x1, x2, x3 = three_earlier(x, x_stride, state, first, place, owner, channels, D, W, HAS_STATE)
     x_next0 = row(x, first, x_stride, channels, first < tokens, D)
     d_next0 = row(dy, first, dy_stride, channels, first < tokens, D)
     x_next1 = row(x, first + 1, x_stride, channels, first + 1 < tokens, D)
@@ -115,9 +130,7 @@ def backward_kernel(
         place, next_place = next_place, tl.load(places + t + 1, mask=t + 1 < tokens, other=0)
         if place == 0:
             owner = tl.load(owners + t, mask=here, other=0)
-            x1 = earlier(x, x_stride, state, t, place, owner, channels, 1, D, W, HAS_STATE)
-            x2 = earlier(x, x_stride, state, t, place, owner, channels, 2, D, W, HAS_STATE)
-            x3 = earlier(x, x_stride, state, t, place, owner, channels, 3, D, W, HAS_STATE)
+            x1, x2, x3 = three_earlier(x, x_stride, state, t, place, owner, channels, D, W, HAS_STATE)
         z = w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
         dz = silu_gradient(z, d)
         d1 += tl.where(place >= 1, w1 * dz, 0.0)
@@ -161,8 +174,7 @@ def window_gradients_kernel(
     dx += start * dx_stride
     x += start * x_stride
     last = tl.minimum(first + BT, tokens)
-    w0, w1 = tap_weight(taps, channels, 0, D, W, 1, D), tap_weight(taps, channels, 1, D, W, 1, D)
-    w2, w3 = tap_weight(taps, channels, 2, D, W, 1, D), tap_weight(taps, channels, 3, D, W, 1, D)
+    w0, w1, w2, w3 = tap_weights(taps, channels, D, W, 1, D)
     x1 = row(x, first - 1, x_stride, channels, first - 1 >= 0, D).to(tl.float32)
     x2 = row(x, first - 2, x_stride, channels, first - 2 >= 0, D).to(tl.float32)
     x3 = row(x, first - 3, x_stride, channels, first - 3 >= 0, D).to(tl.float32)

@@ -24,10 +24,10 @@ from .tiles import (
     chunk_place,
     forgets,
     in_other_parts,
+    lane_place,
     level_factors,
     load_tile,
     per_token,
-    segment_place,
     step_decays,
     store_decay_gradient,
     store_tile,
@@ -47,11 +47,9 @@ def state_gradients(
     OUTPUT only the gradient of the state that the segment starts from is written."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
-    n, h = lane // H, lane % H
-    if PACKED:
-        n = tl.load(order + n)
-        lane = n * H + h
-    start, length, first = segment_place(n, tokens, segments, segment_chunks, offsets, chunk_offsets, PACKED, C)
+    lane, h, start, length, first = lane_place(
+        lane, order, tokens, segments, segment_chunks, offsets, chunk_offsets, H, PACKED, C
+    )
     rows, keys, columns = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     dtype = do.dtype.element_ty
     state = lane.to(tl.int64) * K * V
@@ -62,8 +60,7 @@ def state_gradients(
     chunks = tl.cdiv(length, C)
     for back in range(chunks):
         c = chunks - 1 - back
-        block = (first + c) * H + h
-        place = (start + c * C) * H + h
+        block, place = (first + c) * H + h, (start + c * C) * H + h
         left = length - c * C
         dS_ = dS.to(dtype)
         if OUTPUT:

@@ -29,8 +29,7 @@ def forgetting_terms(
     """What `chunk_terms` computes, for a chunk that forgets."""
     rows = tl.arange(0, C)
     i, j = rows[:, None], rows[None, :]
-    pairs_a = tl.zeros((C, C), tl.float32)
-    pairs_q = tl.zeros((C, C), tl.float32)
+    pairs_a, pairs_q = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     for first in range(0, K, BK):
         columns = first + tl.arange(0, BK)
         before, after, through = decays_of(g, place, rows, columns, length, H, K, G_WIDTH)

@@ -22,11 +22,11 @@ from .tiles import (
     forgets,
     in_other_parts,
     inverse,
+    lane_place,
     level_factors,
     load_tile,
     most_decay,
     per_token,
-    segment_place,
     step_decays,
     store_tile,
     whole_enough,
@@ -128,11 +128,9 @@ def chunk_states(
     state from the identity without writes. They lie side by side, M from column MAPS on."""
     TILES: tl.constexpr = (MAPS + BK if MAPS else V + BV - 1) // BV
     tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
-    n, h = lane // H, lane % H
-    if PACKED:
-        n = tl.load(order + n)
-        lane = n * H + h
-    start, length, first = segment_place(n, tokens, segments, segment_chunks, offsets, chunk_offsets, PACKED, C)
+    lane, h, start, length, first = lane_place(
+        lane, order, tokens, segments, segment_chunks, offsets, chunk_offsets, H, PACKED, C
+    )
     rows, keys, columns = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     dtype = a_tilde.dtype.element_ty
     S = tl.zeros((BV, BK), tl.float32)
@@ -143,8 +141,7 @@ def chunk_states(
         S = tl.trans(load_tile(initial_state + lane.to(tl.int64) * K * V, keys, columns, V, K, V))
 
     for c in range(tl.cdiv(length, C)):
-        block = (first + c) * H + h
-        place = (start + c * C) * H + h
+        block, place = (first + c) * H + h, (start + c * C) * H + h
         left = length - c * C
         S_ = S.to(dtype)
         if SAVE:

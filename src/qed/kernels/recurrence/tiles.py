@@ -74,6 +74,21 @@ def segment_place(
 
 
 @triton.jit
+def lane_place(
+    lane, order, tokens, segments, segment_chunks, offsets, chunk_offsets,
+    H: tl.constexpr, PACKED: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """The lane (a segment's number times H, plus its head) that a program works on, its head, and its segment's place.
+    Packed sequences are taken in the order in which `order` has them, the longest first."""
+    n, h = lane // H, lane % H
+    if PACKED:
+        n = tl.load(order + n)
+        lane = n * H + h
+    start, length, first = segment_place(n, tokens, segments, segment_chunks, offsets, chunk_offsets, PACKED, C)
+    return lane, h, start, length, first
+
+
+@triton.jit
 def load_tile(x, rows, columns, stride, n_rows, n_columns):
     """Load some rows and columns of a matrix whose rows are contiguous; there are zeros outside it."""
     inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)

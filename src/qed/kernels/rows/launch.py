@@ -44,11 +44,7 @@ def rms_norm(
     """Return RMSNorm(x), or RMSNorm(x) · activation(gate).
 
     Args:
-        x: [..., width].
-        weight: [width].
-        eps: a small number that is added to the mean square.
-        gate: like x, or None.
-        activation: "silu" or "sigmoid", the function of the gate.
+        x, weight, eps, gate, activation: as in `qed.layers.functions.rms_norm`.
     """
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     flat, given = _matrix(x), None if gate is None else _matrix(gate)
