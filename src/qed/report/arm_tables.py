@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -49,13 +49,17 @@ def followed(runs: Sequence[Run]) -> str | None:
     return f"{100 * float(np.mean(shares)):.1f} ({sum(x >= SOLVED for x in shares)}/{len(shares)})"
 
 
+def _each_arm(
+    settings: Settings, chosen: Sequence[str], cell: Callable[[list[Run], str], str | None]
+) -> list[list[str | None]]:
+    """One row an arm, one column for each of the chosen settings."""
+    return [[name_of(arm), *(cell(of_arm(settings[x], arm), x) for x in chosen)] for arm in arms_of(all_runs(settings))]
+
+
 def tracking_table(settings: Settings) -> Table:
     """One row an arm, one column a group: how much is right farthest past training."""
     groups = groups_of(settings)
-    rows: list[list[str | None]] = [
-        [name_of(arm), *(followed(of_arm(settings[group], arm)) for group in groups)]
-        for arm in arms_of(all_runs(settings))
-    ]
+    rows = _each_arm(settings, groups, lambda runs, group: followed(runs))
     return Table(
         name="tracking",
         title="Running products followed (%), by arm and group, at the last places of the words",
@@ -81,20 +85,17 @@ def _places(settings: Settings) -> str:
 def reach_table(settings: Settings) -> Table:
     """Up to which letter each training follows each group, seed by seed, and what theory says."""
     groups = groups_of(settings)
-    rows: list[list[str | None]] = []
-    for arm in arms_of(all_runs(settings)):
-        row: list[str | None] = [name_of(arm)]
-        for group in groups:
-            runs = of_arm(settings[group], arm)
-            said = ", ".join(str(reach(run)) for run in runs if farthest(run) is not None)
-            mark = f" ({FORBIDDEN}: no)" if said and forbidden(arm, group) else ""
-            row.append(said + mark if said else None)
-        rows.append(row)
+
+    def reached(runs: list[Run], group: str) -> str | None:
+        letters = [str(reach(run)) for run in runs if farthest(run) is not None]
+        mark = f" ({FORBIDDEN}: no)" if letters and forbidden(runs[0].arm, group) else ""
+        return ", ".join(letters) + mark or None
+
     return Table(
         name="tracking_reach",
         title="The letter up to which 90 % are right, in every training",
         columns=["arm", *(GROUPS[group].title for group in groups)],
-        rows=rows,
+        rows=_each_arm(settings, groups, reached),
         absent="not trained",
         note='"theory: no" stands where theory says that one layer of the rule cannot follow the group in words of any '
         "length, because its transitions have no negative eigenvalue or real ones alone. It does not say how far a "
@@ -105,15 +106,15 @@ def reach_table(settings: Settings) -> Table:
 def capacity_table(settings: Settings) -> Table:
     """One row an arm: pairs held at each width, the mean over trainings with its interval, and how it grows."""
     widths = widths_of(settings)
-    rows: list[list[str | None]] = []
-    for arm in arms_of(all_runs(settings)):
-        row: list[str | None] = [name_of(arm)]
-        for width in widths:
-            found = [x for run in of_arm(settings[width], arm) if (x := capacity(run)) is not None]
-            row.append(_held([x.octaves for x in found], {x.cut for x in found}) if found else None)
-        fitted = line([run for runs in settings.values() for run in of_arm(runs, arm)])
+
+    def held(runs: list[Run], width: str) -> str | None:
+        found = [x for run in runs if (x := capacity(run)) is not None]
+        return _held([x.octaves for x in found], {x.cut for x in found}) if found else None
+
+    rows = _each_arm(settings, widths, held)
+    for row, arm in zip(rows, arms_of(all_runs(settings)), strict=True):
+        fitted = line(of_arm(all_runs(settings), arm))
         row.append(None if fitted is None else f"{fitted.slope:.2f} {_brackets(fitted.interval, 2)}")
-        rows.append(row)
     sizes = {width: state_numbers(settings[width][0]) for width in widths}
     return Table(
         name="recall_capacity",

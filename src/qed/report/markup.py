@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..analysis.results import Result
 
 MISSING = "missing"
 Place = tuple[int, int]  # of a cell: its row and its column
+
+
+def beside(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments `columns` and `theirs` of a table whose last columns are the paper's."""
+    return {"columns": [*ours, *theirs], "theirs": set(range(len(ours), len(ours) + len(theirs)))}
 
 
 @dataclass(kw_only=True)

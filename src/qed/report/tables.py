@@ -23,7 +23,7 @@ from ..analysis.trainings import rate
 from ..eval.task import NeedleTask
 from ..eval.tasks import of_kind
 from ..recipes.paper import ARMS
-from .markup import Place, Table
+from .markup import Place, Table, beside
 from .suites import suite_tables
 
 PAST_TRAINING = "A length is past the training length if its shortest prompt has more tokens than a row of training."
@@ -78,14 +78,11 @@ def validation(runs: list[Run]) -> Table:
             for arm in ARMS
         ]
         rows.append(row)
-    columns = ["seed", *map(name_of, arms), *ARMS.values()]
-    theirs = set(range(1 + len(arms), len(columns)))
     return Table(
         name="table2_validation_loss",
         title="Final validation loss (nats)",
-        columns=columns,
+        **beside(["seed", *map(name_of, arms)], list(ARMS.values())),
         rows=rows,
-        theirs=theirs,
         why=why,
         unlike=marked,
     )
@@ -115,16 +112,12 @@ def retrieval(runs: list[Run], task: str) -> Table:
             rows.append(row)
     columns = ["seed", "arm", *(length_title(n) for n in lengths)]
     columns += [recall_title(name, results_of(runs, name)) for name in recall]
-    theirs: set[int] = set()
-    if paper_has_it:
-        theirs = set(range(len(columns), len(columns) + 9))
-        columns += [*(length_title(n) for n in paper.LENGTHS), *(TITLES[x] for x in paper.RECALL)]
+    theirs = [*(length_title(n) for n in paper.LENGTHS), *(TITLES[x] for x in paper.RECALL)]
     return Table(
         name=f"table3_{task}",
         title=f"{TITLES[task]} accuracy (%) at each length" + (", and recall" if recall else ""),
-        columns=columns,
+        **beside(columns, theirs if paper_has_it else []),
         rows=rows,
-        theirs=theirs,
         sources=sources,
         unlike=marked,
         note="In brackets are exact (Clopper–Pearson) 95 % intervals. They do not cover other training runs.",
@@ -159,14 +152,11 @@ def strength_sweep(runs: list[Run]) -> Table:
             rows.append(row)
     by_name = {name: [x[name] for run in swept for x in run.strengths.values() if name in x] for name in names}
     columns = ["arm", "seed", "s", "mean λ", *(result_title(name, by_name[name]) for name in names)]
-    theirs = set(range(len(columns), len(columns) + 6))
-    columns += ["mean λ", *(length_title(n) for n in paper.STRENGTH_LENGTHS), "FDA"]
     return Table(
         name="table4_strength",
         title="Accuracy (%) with λ scaled by s at inference",
-        columns=columns,
+        **beside(columns, ["mean λ", *(length_title(n) for n in paper.STRENGTH_LENGTHS), "FDA"]),
         rows=rows,
-        theirs=theirs,
         sources=sources,
         note="p is that of McNemar's exact test against s = 1 on the same examples. Holm's is corrected for all "
         "comparisons of a run.",

@@ -6,23 +6,11 @@ import math
 
 from scipy.stats import chi2
 
+from ..analysis import registered
 from ..analysis.claims import by_length, claims
 from ..analysis.contrasts import contrast, detectable, pooled
 from ..analysis.names import NEEDLES, TITLES, length_title, name_of
-from ..analysis.registered import (
-    AS_REGISTERED,
-    FIRST_ANSWERS,
-    LEARNED,
-    MECHANISM,
-    ONLY_LEARNED,
-    PERMUTED,
-    WAYS,
-    Answer,
-    Outcome,
-    answered,
-    not_learned,
-    split,
-)
+from ..analysis.registered import Answer, Outcome, answered, not_learned, split
 from ..analysis.results import Run
 from ..analysis.trainings import ENDPOINTS, Study, at_training_length
 from .markup import Table
@@ -35,7 +23,7 @@ def answer_tables(outcomes: list[Outcome]) -> list[Table]:
     tables = []
     for outcome in outcomes:
         asked = {test.name for test in outcome.experiment.tests}
-        tables += [*([claims_table(outcome)] if MECHANISM[0] in asked else []), tests(outcome)]
+        tables += [*([claims_table(outcome)] if registered.MECHANISM[0] in asked else []), tests(outcome)]
     return [table for table in tables if table.rows]
 
 
@@ -194,16 +182,16 @@ def sensitivity(outcome: Outcome) -> Table:
     family, primary = next(iter(outcome.experiment.families.items()), ("", ()))
     for look, study in outcome.looks[-1:] if primary else []:
         left_out = [f"{name_of(run.arm)} seed {run.seed}" for run in not_learned(study)]
-        answers = {way: answered(study, family, primary, look.level, way) for way in WAYS}
+        answers = {way: answered(study, family, primary, look.level, way) for way in registered.WAYS}
         if known := outcome.experiment.known_before:
             others = study.without(run for run in study.runs if run.seed in known)
             way = f"without seed {', '.join(map(str, known))}"
-            answers[way] = answered(others, family, primary, look.level, AS_REGISTERED)
+            answers[way] = answered(others, family, primary, look.level, registered.AS_REGISTERED)
         for i, test in enumerate(primary):
             for way, answer in ((way, answers[way][i]) for way in answers):
                 how = way if answer.exact else f"{way} (100,000 draws)"
                 rows.append([f"{test.endpoint}: {test.name}", how, _estimate(answer)[0], *_decided(answer)])
-                if way == PERMUTED and answer.estimate is not None:
+                if way == registered.PERMUTED and answer.estimate is not None:
                     rows[-1][2] = ENDPOINTS[test.endpoint].shown(answer.estimate.value)  # it has no interval of its own
     gone = f"They are {', '.join(left_out)}." if left_out else "There are none."
     return Table(
@@ -212,11 +200,12 @@ def sensitivity(outcome: Outcome) -> Table:
         columns=["test", "way", "estimate [95 %]", "p", "p, Holm", "answer"],
         rows=rows,
         answers=5,
-        note=f"{AS_REGISTERED.capitalize()}: the variance is pooled and the scoring is RULER's. "
-        f"{ONLY_LEARNED.capitalize()}: those under {LEARNED:g} % at the training length are left out. {gone} Welch's "
-        "test takes each arm's own variance; a difference within trainings has Student's test either way. "
-        f"{PERMUTED.capitalize()}: labels of trainings are exchanged, or signs of differences within trainings. "
-        f"{FIRST_ANSWERS.capitalize()}: only the first number generated counts.",
+        note=f"{registered.AS_REGISTERED.capitalize()}: the variance is pooled and the scoring is RULER's. "
+        f"{registered.ONLY_LEARNED.capitalize()}: those under {registered.LEARNED:g} % at the training length are "
+        f"left out. {gone} Welch's test takes each arm's own variance; a difference within trainings has Student's "
+        f"test either way. {registered.PERMUTED.capitalize()}: labels of trainings are exchanged, or signs of "
+        "differences within trainings. "
+        f"{registered.FIRST_ANSWERS.capitalize()}: only the first number generated counts.",
     )
 
 
