@@ -170,18 +170,11 @@ def _eval(
 
     choice("--harness", harness, ("lm-eval", ""))
     tasks, readers = _asked(task, suite, harness, prompts_only)
-    options = Options(
-        **_checked(tasks, lengths, words, essays, data, prompts, readers),
-        samples=samples,
-        seed=seed,
-        sizing=sizing,
-        variant=variant,
-        context=context,
-        max_length=max_length,
-        bos=bos,
-        batch=batch,
-        strength=strength,
-    )
+    settings: dict[str, Any] = {
+        **{"samples": samples, "seed": seed, "sizing": sizing, "variant": variant, "context": context},
+        **{"max_length": max_length, "bos": bos, "batch": batch, "strength": strength},
+    }
+    options = Options(**_checked(tasks, lengths, words, essays, data, prompts, readers), **settings)
     if out is None and checkpoint is not None:
         out = results_folder(checkpoint) / ("eval" if strength == 1 else f"strength/{strength:g}")
     if prompts_only:

@@ -65,15 +65,9 @@ CorpusTokenizer = Annotated[str | None, typer.Option(help="The tokenizer, as in 
 Haystack = Annotated[
     Path | None, typer.Option(help="The essays of niah_single_2 and _3; without them these tasks are left out.")
 ]
-RecallData = Annotated[
-    list[str] | None, typer.Option(help=f"TASK=FILE for {', '.join(of_kind(RecallTask))}; may be given repeatedly.")
-]
-Needles = Annotated[
-    str,
-    typer.Option(
-        help=f"Some of {', '.join(of_kind(NeedleTask))}, separated by commas, instead of the scale's own tasks."
-    ),
-]
+RECALL, NEEDLES = ", ".join(of_kind(RecallTask)), ", ".join(of_kind(NeedleTask))
+RecallData = Annotated[list[str] | None, typer.Option(help=f"TASK=FILE for {RECALL}; may be given repeatedly.")]
+Needles = Annotated[str, typer.Option(help=f"Some of {NEEDLES}, separated by commas, instead of the scale's own.")]
 Practice = Annotated[
     float | None, typer.Option(help="The share of practice documents in the corpus, instead of the scale's own.")
 ]

@@ -44,10 +44,7 @@ def from_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     are."""
     _check_kind(kind)
     converted = dict(weights)
-    prefixes = [name.removesuffix("q_conv1d.weight") for name in weights if name.endswith("q_conv1d.weight")]
-    if not prefixes:
-        raise ValueError("expected a layer of flash-linear-attention with short convolutions, found no q_conv1d.weight")
-    for prefix in prefixes:
+    for prefix in _layers(weights, "q_conv1d.weight", "a layer of flash-linear-attention with short convolutions"):
         if f"{prefix}q_conv1d.bias" in converted:
             raise ValueError(f"{prefix}q_conv1d.bias: our convolution has none; expected a layer with conv_bias=False")
         taps = [_take(converted, f"{prefix}{name}.weight") for name in CONVOLUTIONS]
@@ -67,10 +64,7 @@ def to_fla(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `weights` with all mixers in them converted to fla's layers. This is the exact inverse of `from_fla`."""
     _check_kind(kind)
     converted = dict(weights)
-    prefixes = [name.removesuffix("conv.weight") for name in weights if name.endswith("conv.weight")]
-    if not prefixes:
-        raise ValueError("expected a mixer of this package, found no conv.weight")
-    for prefix in prefixes:
+    for prefix in _layers(weights, "conv.weight", "a mixer of this package"):
         extra = [name for name in ("theta", "random_direction") if prefix + name in converted]
         if extra:
             known = ", ".join(KINDS)
@@ -195,6 +189,14 @@ def convert_file(source: Path, target: Path, *, kind: str, to: str) -> int:
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+
+
+def _layers(weights: Mapping[str, Tensor], last: str, expected: str) -> list[str]:
+    """The prefixes of all layers, each of which has a tensor whose name ends so."""
+    found = [name.removesuffix(last) for name in weights if name.endswith(last)]
+    if not found:
+        raise ValueError(f"expected {expected}, found no {last}")
+    return found
 
 
 def _take(weights: dict[str, Tensor], name: str) -> Tensor:
