@@ -182,6 +182,7 @@ def test_a_training_step_is_measured(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert set(report["candidates"]) == {"qed", "qed, strong decay", "gdn2", "softmax attention"}
     assert all(row["tokens_per_s"] > 0 for row in report["candidates"].values())
+    assert QEDConfig(**report["config"]).to_diff_dict() == QEDConfig.tiny().to_diff_dict()
 
 
 GROWTH = ["bench", "growth", "--device", "cpu", "--size", "tiny", "--rounds", "1", "--no-compile"]
@@ -281,6 +282,7 @@ def test_times_an_evaluation(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "eval.json").read_text())
     assert report["by_length"].keys() == {"niah_single_1-512", "niah_single_1-1024"}
     assert report["seconds"] > sum(report["by_length"].values()) > 0
+    assert QEDConfig(**report["config"]).vocab_size == 400
 
 
 @pytest.fixture
@@ -302,6 +304,7 @@ def test_a_suite_beside_lm_evals_own_model(words: Path, tmp_path: Path, monkeypa
     report = json.loads((tmp_path / "suite.json").read_text())
     assert set(report["tasks"]) == {f"lm-eval-{task}" for task in SUITES["commonsense"]}
     assert report["tasks"]["lm-eval-hellaswag"]["requests"] == 16
+    assert QEDConfig(**report["config"]).vocab_size == 512
     assert report["ratio"] == pytest.approx(report["seconds"]["hf"] / report["seconds"]["qed"])
     (tmp_path / "suite.json").unlink()
     right = scoring._scores

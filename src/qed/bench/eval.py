@@ -41,7 +41,7 @@ def measure(bench: Bench, *, size: dict[str, Any], tokenizer: str, options: Opti
     encoder, samples = matching_tokenizer(None, tokenizer), options.samples or NEEDLE_SAMPLES
     check_needles([TASK], options, encoder)
     config = QEDConfig(**(size | {"vocab_size": max(encoder.get_vocab_size(), QEDConfig(**size).vocab_size)}))
-    report = bench.report(samples=samples, new_tokens=niah.NEW_TOKENS)
+    report = bench.report(config=config.to_diff_dict(), samples=samples, new_tokens=niah.NEW_TOKENS)
     prompts: dict[int, list[list[int]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, results = Path(folder) / "model", Path(folder) / "results"

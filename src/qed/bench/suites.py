@@ -46,7 +46,8 @@ def measure(bench: Bench, *, size: dict[str, Any], tokenizer: str, suite: str, o
     encoder = matching_tokenizer(None, tokenizer)
     options = replace(options, bos=False)  # as lm-eval's `hf` model has it unless it is told
     config = QEDConfig(**(size | {"vocab_size": max(encoder.get_vocab_size(), QEDConfig(**size).vocab_size)}))
-    report = bench.report(suite=suite, samples=options.samples, batch=options.batch, data="files")
+    asked = {"suite": suite, "samples": options.samples, "batch": options.batch, "data": "files"}
+    report = bench.report(config=config.to_diff_dict(), **asked)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.manual_seed(0)

@@ -153,17 +153,18 @@ def measure(
         rounds: Steps of each candidate that count.
         compiled: Compile the blocks, and on a GPU capture the step, as `qed train` does.
     """
-    difference = gate(QEDConfig(**size), bench.device, compiled)
+    config = QEDConfig(**size)
+    difference = gate(config, bench.device, compiled)
     bench.console.print(f"relative difference of the loss from a plain float32 pass: {difference:.1e}")
     if not difference <= LOSS_BAR:
         raise GateError(f"correctness gate: the loss is further from a plain pass than {LOSS_BAR}: {difference:.1e}")
-    report = bench.report(batch=batch, tokens=tokens, loss_difference=difference)
+    report = bench.report(config=config.to_diff_dict(), batch=batch, tokens=tokens, loss_difference=difference)
     steps: dict[str, TrainingStep] = {}
     rows: dict[str, dict[str, Any]] = {}
     for name, make in _makers(bench, size, compiled).items():
         before = torch.cuda.memory_allocated() if bench.on_gpu else 0
         step = steps[name] = make()
-        step.rows = torch.randint(3, QEDConfig(**size).vocab_size, (batch, tokens + 1), device=bench.device)
+        step.rows = torch.randint(3, config.vocab_size, (batch, tokens + 1), device=bench.device)
         rows[name] = first_steps(bench, step, before)
         report.add(candidates=rows)
     times = bench.take_turns(steps, rounds)
