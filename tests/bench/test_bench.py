@@ -1,7 +1,9 @@
 """`qed bench`: what it measures at a size a CPU can do, and that it refuses to time a wrong result."""
 
+import io
 import json
 import subprocess
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,21 @@ def test_tuning_needs_a_gpu(tmp_path: Path) -> None:
     assert not (tmp_path / "settings.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "width", "message"), [("{}", 64, "settings: expected a file of `qed bench --tune`"), ("", 512, "--width")]
+)
+def test_tuning_refuses_before_it_works(
+    text: str, width: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that it could not add to, and heads that the kernels do not take."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("qed.bench.tune.ask", lambda *_: pytest.fail("it has begun"))
+    file = tmp_path / "settings.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        tune(Bench(console=Console(quiet=True), out=file, device="cuda"), Shape(width=width))
+
+
 def test_tuning_keeps_what_wins_by_more_than_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only among what compiles and is right, and beside what was found for other widths."""
 
@@ -117,6 +134,50 @@ def test_a_process_that_goes_down_is_followed_by_another(monkeypatch: pytest.Mon
     assert ask("measure", tasks, Shape(), "cuda") == [{"ms": 1}, {"failed": "illegal access"}, {"ms": 2}, {"ms": 3}]
 
 
+def test_an_error_of_the_gpu_is_the_answer_of_one_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends, since nothing that it would compute can be trusted, and the next one goes on."""
+    from qed.bench import tune_process
+
+    def work(task: dict[str, Any]) -> dict[str, Any]:
+        if task["kernel"] == "bad":
+            raise RuntimeError("CUDA error: an illegal memory access\nCompile with `TORCH_USE_CUDA_DSA`")
+        return {"ms": 1}
+
+    def run(command: list[str], input: str, **_: Any) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(input))
+        with redirect_stdout(io.StringIO()) as out:
+            try:
+                tune_process.serve(lambda shape, device: work)
+            except SystemExit as end:
+                return subprocess.CompletedProcess(command, 1, out.getvalue(), f"{end}\n")
+        return subprocess.CompletedProcess(command, 0, out.getvalue(), "")
+
+    monkeypatch.setattr("subprocess.run", run)
+    tasks = [{"kernel": x, "settings": {}} for x in ("good", "bad", "good", "bad")]
+    failed = {"failed": "RuntimeError: CUDA error: an illegal memory access"}
+    try:
+        assert ask("measure", tasks, Shape(), "cpu") == [{"ms": 1}, failed, {"ms": 1}, failed]
+    finally:
+        use_settings(None)
+
+
+def test_a_candidate_is_not_blamed_for_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose time is up had many candidates. The one that it was at is the next one's first."""
+
+    def run(command: list[str], input: str, **_: Any) -> subprocess.CompletedProcess[str]:
+        tasks = [task["kernel"] for task in json.loads(input)["tasks"]]
+        done = tasks[:2] if "hangs" not in tasks[:2] else tasks[: tasks.index("hangs")]
+        lines = "".join(json.dumps({"ms": int(x)}) + "\n" for x in done)
+        if len(done) < len(tasks):
+            raise subprocess.TimeoutExpired(command, 300, lines.encode())
+        return subprocess.CompletedProcess(command, 0, lines, "")
+
+    monkeypatch.setattr("subprocess.run", run)
+    tasks = [{"kernel": x, "settings": {}} for x in ("1", "2", "3", "4", "hangs", "5")]
+    late = {"failed": "no answer in 300 seconds"}
+    assert ask("measure", tasks, Shape(), "cuda") == [{"ms": 1}, {"ms": 2}, {"ms": 3}, {"ms": 4}, late, {"ms": 5}]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is slow enough for one tiny problem")
 def test_candidates_are_measured_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     from qed.bench import tune_process
@@ -136,6 +197,9 @@ def test_candidates_are_measured_and_checked(monkeypatch: pytest.MonkeyPatch) ->
         with tune_process.recorded(run=False) as launches:
             tune_process.Problem.draw(Shape(batch=1, tokens=70, heads=2, width=32), "cpu", 1.0).results()
         assert sorted(x.name for x in launches) == sorted(KERNELS)
+        few = tune_process.Problem.draw(Shape(batch=1, tokens=1024, heads=1, width=16), "cpu", 1.0)
+        assert [few.launch_of(kernel).name for kernel in KERNELS] == list(KERNELS)
+        assert few.launch_of("state_gradients").prepared.constants["OUTPUT"]
     finally:
         use_settings(None)
 

@@ -118,6 +118,24 @@ def test_forward_mode_is_the_gradient_or_is_refused(name: str) -> None:
             loss(dual, "chunkwise")
 
 
+@pytest.mark.parametrize("impl", ["auto", "chunkwise"])
+def test_a_gradient_has_the_tangent_of_its_cotangent(impl: str) -> None:
+    """Forward mode over the backward alone, as where only what follows the op has a tangent."""
+    inputs = {name: x.requires_grad_() for name, x in CASE.inputs().items()}
+    leaves = list(inputs.values())
+    outputs = erase_write(**inputs, impl=impl)
+    do, tangent = torch.randn(2, *outputs[0].shape, dtype=torch.float64)
+    dstate = torch.randn_like(outputs[1])
+    values = torch.autograd.grad(outputs, leaves, (do, dstate), retain_graph=True)
+    tangents = torch.autograd.grad(outputs, leaves, (tangent, torch.zeros_like(dstate)), retain_graph=True)
+    with forward_ad.dual_level():
+        found = torch.autograd.grad(outputs, leaves, (forward_ad.make_dual(do, tangent), dstate))
+        for x, value, derivative in zip(map(forward_ad.unpack_dual, found), values, tangents, strict=True):
+            assert not x.primal.requires_grad
+            assert relative_error(x.primal, value) < 1e-12
+            assert relative_error(x.tangent, derivative) < 1e-12
+
+
 def test_torch_func() -> None:
     """`auto` takes the loop for it; vmap alone needs no derivative, and takes any form."""
     inputs = CASE.inputs()

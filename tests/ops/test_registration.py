@@ -11,6 +11,7 @@ import torch._dynamo
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import profile
+from torch.testing._internal.two_tensor import TwoTensor
 
 import qed.ops  # noqa: F401  (registers the operators)
 from qed.ops import erase_write, erase_write_step, operators
@@ -114,6 +115,7 @@ import torch._dynamo
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import profile
+from torch.testing._internal.two_tensor import TwoTensor
 from qed.ops import erase_write
 torch.manual_seed(0)
 x = [torch.randn(1, 40, 2, 8) / 3 for _ in range(4)] + [-torch.rand(1, 40, 2, 8)]
@@ -188,3 +190,32 @@ def test_a_call_that_nobody_watches_gives_the_same_bits() -> None:
     seen = {event.key for event in profiler.key_averages()}
     assert {"qed::erase_write_chunkwise_saving_3", "qed::erase_write_chunkwise_backward_3"} <= seen
     assert all(torch.equal(x, y) for x, y in zip(alone, watched, strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_default_device_is_not_that_of_the_operator(packed: bool) -> None:
+    """With a default device, or any other mode over torch's functions, a call is an operator: what it makes itself
+    lies where its inputs are."""
+    inputs = {name: x.requires_grad_() for name, x in Case(batch=1, tokens=70).inputs().items()}
+    offsets = torch.tensor([0, 70]) if packed else None
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        o, state = erase_write(**inputs, cu_seqlens=offsets, impl="chunkwise")
+        return torch.autograd.grad(o.sum() + state.sum(), list(inputs.values()))
+
+    truth = gradients()
+    with torch.device("meta"):
+        found = gradients()
+    assert all(torch.equal(x, y) for x, y in zip(found, truth, strict=True))
+
+
+def test_a_cotangent_that_is_more_than_its_values() -> None:
+    """The backward is an operator for it, though the forward had plain tensors: what it is passes to the gradients."""
+    inputs = {name: x.requires_grad_() for name, x in Case(tokens=20).inputs().items()}
+    leaves = list(inputs.values())
+    o, _ = erase_write(**inputs, impl="chunkwise")
+    do, other = torch.randn_like(o), torch.randn_like(o)
+    found = torch.autograd.grad(o, leaves, TwoTensor(do, other), retain_graph=True)
+    for part, cotangent in (("a", do), ("b", other)):
+        truth = torch.autograd.grad(o, leaves, cotangent, retain_graph=True)
+        assert all(torch.equal(getattr(x, part), y) for x, y in zip(found, truth, strict=True))

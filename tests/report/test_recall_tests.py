@@ -6,27 +6,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qed.analysis.capacity import SEEDS, TESTS, answers, missing
+from qed.analysis.capacity import SEEDS, TESTS, answers, missing, not_learned
 from qed.analysis.settings import read_settings
 from qed.eval.tasks.load import result_of
+from qed.provenance import plan_sha256
 from qed.recipes.generated import LOADS
+from qed.report.arm_page import write_arms
+from qed.report.arm_tables import capacity_tests
 from qed.reproduce.plan import PLANS, Files, Unit
 
 ARMS = list(dict.fromkeys(arm for pair in TESTS.values() for arm in pair))
 OCTAVES = {"gdn2": 0.0, "qed": 1.0, "qed-rand": 0.5, "qed@0.5": 1.0, "qed@1": 1.0}  # by which each arm holds more
 
 
-def write(runs: Path, width: int, arm: str, seed: int) -> None:
+def write(runs: Path, width: int, arm: str, seed: int, **made_by: str) -> None:
     """A training that answers everything up to a load and nothing above it."""
     folder = runs / str(width) / f"{arm}-{seed}"
     (folder / "eval").mkdir(parents=True)
     config = json.loads(PLANS["recall"](Files()).config(Unit(arm, seed, str(width)), folder).to_json())
-    (folder / "config.json").write_text(json.dumps({"config": config, "identities": {}}))
-    (folder / "metrics.jsonl").write_text("")
+    (folder / "config.json").write_text(json.dumps({"config": config, "identities": {}} | made_by))
+    (folder / "metrics.jsonl").write_text('{"step": 2499, "tokens": 0, "loss": 1.0, "validation_loss": 1.0}\n')
     right = np.zeros((4, 64), dtype=bool)
     right[:, : 2 * round(2 ** (3 + OCTAVES[arm] + 0.1 * seed))] = True
+    made = {"provenance": made_by} if made_by else {}
     about = {"task": "recall_load", "length": 4 * LOADS[width][0]}
-    (folder / "eval" / "recall_load.json").write_text(json.dumps({"about": about, "result": result_of(right)}))
+    (folder / "eval" / "recall_load.json").write_text(json.dumps({"about": about, "result": result_of(right)} | made))
 
 
 @pytest.fixture
@@ -53,3 +57,27 @@ def test_a_width_or_a_seed_is_missing(runs: Path) -> None:
     assert missing(found) == ["qed-rand: 2 of 3 seeds are trained at all of 16, 32, 64 and 128 channels"]
     halves = {width: found[width] for width in ("16", "32")}
     assert missing(halves) == [f"{arm}: 0 of 3 seeds are trained at all of 16, 32, 64 and 128 channels" for arm in ARMS]
+
+
+def test_a_width_that_no_training_has_learned_is_named(runs: Path) -> None:
+    for seed in range(SEEDS):
+        file = runs / "16" / f"gdn2-{seed}" / "eval" / "recall_load.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"result": result_of(np.zeros((4, 64), dtype=bool))}))
+        if seed < SEEDS - 1:
+            assert not_learned(read_settings(runs)[0]) == []
+    found, _ = read_settings(runs)
+    assert not_learned(found) == ["GDN-2 with 16 channels"]
+    note = capacity_tests(found, registered=True).note
+    assert note.endswith("Not learned by any training, and in the means all the same: GDN-2 with 16 channels.")
+
+
+def test_seeds_beyond_the_plan_do_not_count(tmp_path: Path) -> None:
+    code, plan = "c" * 64, tmp_path / "PLAN.md"
+    plan.write_text(f"# Plan\n\n## Additions\n\nCode of E4:\n\n    {code}\n")
+    for seed in (1, 2, SEEDS):
+        write(tmp_path / "runs", 16, "qed", seed, code=code, plan=plan_sha256(plan))
+    write_arms([tmp_path / "runs"], tmp_path / "out", plan=plan)
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "2 trainings of qed" in report
+    assert "- 16/qed-3: its seed is 3, and the plan's are 0 to 2" in report
+    assert "qed: 0 of 3 seeds are trained at all of" in report

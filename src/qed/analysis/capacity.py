@@ -18,6 +18,7 @@ from scipy.stats import t as student
 from ..model.config import QEDConfig
 from ..recipes.generated import LOADS
 from .contrasts import Estimate, contrast
+from .names import name_of
 from .registered import LEVEL, verdict
 from .results import Run
 from .settings import Settings
@@ -122,14 +123,14 @@ TESTS: Mapping[str, tuple[str, str]] = {
     "QED with λ_max 0.5 − QED": ("qed@0.5", "qed"),
     "QED with λ_max 1 − QED": ("qed@1", "qed"),
 }
+TESTED = tuple(dict.fromkeys(arm for pair in TESTS.values() for arm in pair))
 
 
 def missing(settings: Settings) -> list[str]:
     """What the registered tests wait for, in words: seeds of their arms that have been trained at every width."""
     widths = list(map(str, LOADS))
     complete = by_arm({width: settings.get(width, []) for width in widths})
-    arms = dict.fromkeys(arm for pair in TESTS.values() for arm in pair)
-    found = {arm: len(complete.get(arm, {})) for arm in arms}
+    found = {arm: len(complete.get(arm, {})) for arm in TESTED}
     names = f"{', '.join(widths[:-1])} and {widths[-1]}"
     return [
         f"{arm}: {count} of {SEEDS} seeds are trained at all of {names} channels"
@@ -138,12 +139,23 @@ def missing(settings: Settings) -> list[str]:
     ]
 
 
+def not_learned(settings: Settings) -> list[str]:
+    """The widths that no training of an arm of the tests has learned, in words: even of the questions after the fewest
+    pairs, every training answers less than 90 %. They stay in the means."""
+    found = []
+    for width in sorted(settings, key=int):
+        for arm in TESTED:
+            held = [x for run in settings[width] if run.arm == arm and (x := capacity(run)) is not None]
+            if held and all(x.cut == -1 for x in held):
+                found.append(f"{name_of(arm)} with {width} channels")
+    return found
+
+
 def answers(settings: Settings) -> list[Answer]:
     """The registered tests for which there are trainings of both arms: differences of mean log₂ capacity, in octaves,
     with the variance pooled over all arms of the family and Holm's correction."""
     means = by_arm(settings)
-    arms = dict.fromkeys(arm for pair in TESTS.values() for arm in pair)
-    groups = {arm: list(means.get(arm, {}).values()) for arm in arms}
+    groups = {arm: list(means.get(arm, {}).values()) for arm in TESTED}
     asked = {name: pair for name, pair in TESTS.items() if all(groups[arm] for arm in pair)}
     estimates = [contrast(groups, {first: 1.0, second: -1.0}) for first, second in asked.values()]
     adjusted = holm([x.p for x in estimates])

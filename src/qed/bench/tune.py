@@ -24,14 +24,15 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from ..kernels.recurrence.settings import at_width, read_settings
+from ..kernels.recurrence.settings import Settings, at_width, read_settings
+from ..ops.routes import TRITON_WIDEST
 from .measuring import Bench, GateError, Report
 from .ops import Shape
 
 ALL = "forward + backward"  # the task that times everything
 WINS = 0.97  # of the time with the settings in use; a smaller gain is noise
 SPILLED = 256  # numbers of a thread that may lie outside of registers; with more, a candidate is not timed
-PATIENCE = 300  # seconds that a process may take
+PATIENCE = 300  # seconds that a process may take; the task that it was at then is the next one's first
 Task = dict[str, Any]  # a kernel and the settings to try it with
 Answer = dict[str, Any]  # what a process found for a task, or {"failed": why}
 Change = dict[str, int]
@@ -81,7 +82,8 @@ def tasks_of(width: int) -> list[Task]:
 
 
 def ask(way: str, tasks: list[Task], shape: Shape, device: str) -> list[Answer]:
-    """Have a process work on tasks one after the other, and another one go on after a task that took it down.
+    """Have a process work on tasks one after the other, and another one go on after a task that took it down, or with
+    the task at which its time was up.
 
     Args:
         way: "compile" or "measure", functions of `tune_process.py`.
@@ -93,16 +95,17 @@ def ask(way: str, tasks: list[Task], shape: Shape, device: str) -> list[Answer]:
     code = f"from qed.bench import tune_process; tune_process.serve(tune_process.{way})"
     while len(answers) < len(tasks):
         job = {"shape": asdict(shape), "device": device, "tasks": tasks[len(answers) :]}
+        is_late = False
         try:
             done = subprocess.run(
                 [sys.executable, "-c", code], input=json.dumps(job), capture_output=True, text=True, timeout=PATIENCE
             )
             out, error = done.stdout, done.stderr
         except subprocess.TimeoutExpired as late:
-            out, error = (late.stdout or b"").decode(), f"no answer in {PATIENCE} seconds"
+            is_late, out, error = True, (late.stdout or b"").decode(), f"no answer in {PATIENCE} seconds"
         found = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         answers += found
-        if len(found) < len(job["tasks"]):
+        if len(found) < len(job["tasks"]) and not (is_late and found):
             answers.append({"failed": (error.strip().splitlines() or ["the process ended"])[-1][:100]})
     return answers
 
@@ -128,6 +131,9 @@ def tune(bench: Bench, shape: Shape) -> Report:
     """
     if not bench.on_gpu or not torch.cuda.is_available():
         raise ValueError(f"--tune: expected a CUDA device, got {bench.device}")
+    if shape.width > TRITON_WIDEST:
+        raise ValueError(f"--width: expected at most {TRITON_WIDEST}, which the kernels take, got {shape.width}")
+    _written(bench)  # a file that cannot be added to is refused before all the work
     tasks = tasks_of(shape.width)
     bench.console.print(f"compiling {len(tasks)} candidates")
     for task, answer in zip(tasks, in_parallel(tasks, shape, bench.device), strict=True):
@@ -138,7 +144,7 @@ def tune(bench: Bench, shape: Shape) -> Report:
     bench.console.print(f"timing {len(timed)} of them")
     for task, answer in zip(timed, ask("measure", timed, shape, bench.device), strict=True):
         task |= answer
-    settings: dict[str, Change] = {}
+    settings: Settings = {}
     for kernel in KERNELS:
         usual, *others = [task for task in tasks if task["kernel"] == kernel]
         if "failed" in usual:
@@ -156,12 +162,17 @@ def tune(bench: Bench, shape: Shape) -> Report:
     return _write(bench, shape, tasks + together, settings)
 
 
-def _write(bench: Bench, shape: Shape, tasks: list[Task], settings: dict[str, Change]) -> Report:
+def _written(bench: Bench) -> Settings:
+    """Return the settings that the file has already."""
+    return read_settings(bench.out) if bench.out is not None and bench.out.exists() else {}
+
+
+def _write(bench: Bench, shape: Shape, tasks: list[Task], settings: Settings) -> Report:
     """Write what was found beside the settings that the file has for other widths, and say how to use it."""
     here = at_width("", shape.width, shape.width)
-    kept = read_settings(bench.out) if bench.out is not None and bench.out.exists() else {}
     report = bench.report(shape=asdict(shape))
-    report.add(tried=tasks, settings={name: x for name, x in kept.items() if not name.endswith(here)} | settings)
+    kept = {name: x for name, x in _written(bench).items() if not name.endswith(here)}
+    report.add(tried=tasks, settings=kept | settings)
     gain = f"{len(settings)} of {len(KERNELS)} kernels gain"
     if bench.out is not None:
         gain += f"; to use the settings: qed.use_settings(Path({str(bench.out)!r}))"

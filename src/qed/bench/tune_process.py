@@ -39,7 +39,8 @@ class Launched(NamedTuple):
     @property
     def name(self) -> str:
         """The kernel's name, as the settings have it."""
-        return self.prepared.kernel.fn.__name__ + ", cut" * bool(self.prepared.constants.get("LEVELS"))
+        kernel, constants = self.prepared.kernel.fn.__name__, self.prepared.constants
+        return "segment_maps" if constants.get("MAPS") else kernel + ", cut" * bool(constants.get("LEVELS"))
 
     def again(self) -> None:
         """Launch it once more: it writes the same numbers to the same places."""
@@ -88,15 +89,20 @@ class Problem:
         found = launch.backward(self.cotangent, None, self.arguments, saved)
         return [o, state, *(x for x in found if x is not None)]
 
+    def launch_of(self, kernel: str) -> Launched:
+        """Return a kernel's launch without running any. Of several, for sequences that are cut into segments, the last
+        one does all of the kernel's work."""
+        with recorded(run=False) as launches:
+            self.results()
+        return [x for x in launches if x.name == kernel][-1]
+
 
 def compile(shape: Shape, device: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return a function that compiles a task's kernel, which nothing launches, and says what it takes."""
     problem = Problem.draw(shape, device, 1.0)
 
     def work(task: dict[str, Any]) -> dict[str, Any]:
-        with recorded(run=False) as launches:
-            problem.results()
-        (found,) = (x for x in launches if x.name == task["kernel"])
+        found = problem.launch_of(task["kernel"])
         kernel = found.prepared.kernel.warmup(*found.arguments, grid=(1,), **found.prepared.constants)
         kernel._init_handles()  # which raises if the GPU has too little of something
         return {"registers": kernel.n_regs, "spilled": kernel.n_spills, "shared": kernel.metadata.shared // 1024}
@@ -186,6 +192,6 @@ def serve(way: Callable[[Shape, str], Callable[[dict[str, Any]], dict[str, Any]]
             words = str(error).strip().splitlines() or [""]
             answer = {"failed": f"{type(error).__name__}: {words[0]}"[:100]}
             if "CUDA" in str(error) or "illegal" in str(error):
-                print(json.dumps(answer), flush=True)
-                raise SystemExit(1) from error  # nothing that this process would compute can be trusted
+                # Nothing that this process would compute can be trusted. Its last words are the answer.
+                raise SystemExit(answer["failed"]) from error
         print(json.dumps(answer), flush=True)

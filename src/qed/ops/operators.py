@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..routes import kernel
 from . import chunkwise, reference
@@ -74,7 +75,7 @@ class SequenceOperator:
         )
 
     def __call__(self, x: Arguments, save: bool) -> tuple[Tensor, Tensor]:
-        if _is_watched(x):
+        if _is_watched(*x[:7]):
             o, state, *_ = (self.saving if save else self.plain)(*x)
         elif save:
             o, state = _Unwatched.apply(self, *x)
@@ -97,9 +98,9 @@ class SequenceOperator:
         x = Arguments(q, k, a, u, g, initial_state, cu_seqlens, ctx.scale)
         if do is None:
             do = x.q.new_zeros(x.u.shape)
-        if torch.is_grad_enabled():  # gradients of these gradients are wanted
+        if torch.is_grad_enabled() or is_dual(do, dstate):  # gradients of these gradients are wanted, or tangents
             return *_loop_gradients(do, dstate, x), None, None
-        if _is_watched(x):
+        if _is_watched(*x[:7], do, dstate):
             dq, dk, da, du, dg, ds = self._backward(do, dstate, *x[:5], x.cu_seqlens, x.scale, saved[7:])
         else:
             dq, dk, da, du, dg, ds = self.run_backward(do, dstate, x, list(saved[7:]))
@@ -126,17 +127,25 @@ class _Unwatched(torch.autograd.Function):
         return None, *ctx.operator._differentiate(ctx, *gradients)
 
 
-def _is_watched(x: Arguments) -> bool:
+def is_dual(*given: Tensor | None) -> bool:
+    """Return whether a tensor is a dual number of forward-mode differentiation."""
+    return forward_ad._current_level >= 0 and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in given
+    )
+
+
+def _is_watched(q: Tensor, *others: Tensor | None) -> bool:
     """Whether anything but autograd has to see a call as an operator: a compiler, a transform, a mode such as that of
-    selective checkpointing, a profiler, or a tensor that is more than its values, or less."""
+    selective checkpointing or of a default device, a profiler, or a tensor that is more than its values, or less."""
     return (
         torch.compiler.is_compiling()
         or torch._C._functorch.maybe_current_level() is not None
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
         or torch._C._get_tracing_state() is not None
         or torch._C._autograd._profiler_enabled()
-        or x.q.is_meta
-        or not all(y is None or type(y) in _PLAIN for y in x[:7])
+        or q.is_meta
+        or not all(x is None or type(x) in _PLAIN for x in (q, *others))
     )
 
 
@@ -175,15 +184,16 @@ def _gradients_like(x: Arguments) -> chunkwise.Gradients:
 
 
 def _loop_gradients(do: Tensor, dstate: Tensor | None, x: Arguments) -> list[Tensor | None]:
-    """Return gradients of q, k, a, u, g and the initial state that can be differentiated again: those of the token
-    loop."""
-    leaves = leaves_of(x[:6])
+    """Return gradients of q, k, a, u, g and the initial state that can be differentiated again, and have tangents where
+    `do` and `dstate` have them: those of the token loop."""
+    leaves, twice = leaves_of(x[:6]), torch.is_grad_enabled()
     q, k, a, u, g, initial_state = leaves
-    o, state = reference.erase_write(x._replace(q=q, k=k, a=a, u=u, g=g, initial_state=initial_state))
+    with torch.enable_grad():
+        o, state = reference.erase_write(x._replace(q=q, k=k, a=a, u=u, g=g, initial_state=initial_state))
     outputs = (o,) if dstate is None else (o, state)
     cotangents = (do,) if dstate is None else (do, dstate)
     wanted = [y for y in leaves if y is not None]
-    gradients = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, materialize_grads=True))
+    gradients = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=twice, materialize_grads=True))
     return [None if y is None else next(gradients) for y in leaves]
 
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..routes import Call, Piece, Route, kernel_obstacle, no_obstacle, shared_memory
 from . import chunkwise, reference
 from .arguments import Arguments
-from .operators import CHUNKWISE, STEP_TRITON, STEP_TRITON_IN_PLACE, TRITON
+from .operators import CHUNKWISE, STEP_TRITON, STEP_TRITON_IN_PLACE, TRITON, is_dual
 from .precision import without_autocast
 
 TRITON_WIDEST = 256
@@ -91,12 +90,11 @@ STEP = Piece(
 def is_transformed(*inputs: Tensor | None) -> bool:
     """Return whether a tensor is a dual number of forward-mode differentiation, or is being differentiated by
     torch.func."""
-    given = [x for x in inputs if x is not None]
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in given):
+    if is_dual(*inputs):
         return True
     if torch._C._functorch.maybe_current_level() is None:
         return False
-    return any(map(_differentiated_by_func, given))
+    return any(_differentiated_by_func(x) for x in inputs if x is not None)
 
 
 def _differentiated_by_func(x: Tensor) -> bool:

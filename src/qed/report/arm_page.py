@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from ..analysis.capacity import missing
+from ..analysis.capacity import SEEDS, missing
 from ..analysis.registered import recipe_of
 from ..analysis.results import Run, survey
 from ..analysis.selection import arms_of
@@ -188,7 +188,13 @@ def _registered(found: Folders, plan: Path) -> Folders:
     left_out = list(found.left_out)
     for setting, runs in found.recall.items():
         counted, others = counting(runs, registration)
+        others += [
+            f"{run.path.name}: its seed is {run.seed}, and the plan's are 0 to {SEEDS - 1}"
+            for run in counted
+            if run.seed >= SEEDS
+        ]
         left_out += [f"{setting}/{text}" for text in others]
+        counted = [run for run in counted if run.seed < SEEDS]
         kept |= {setting: counted} if counted else {}
     return found._replace(recall=kept, left_out=left_out)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..analysis.capacity import HELD, answers, by_arm, capacity, line, state_numbers
+from ..analysis.capacity import HELD, answers, by_arm, capacity, line, not_learned, state_numbers
 from ..analysis.names import name_of
 from ..analysis.results import Run
 from ..analysis.selection import arms_of, past_training
@@ -166,7 +166,7 @@ def loads_table(settings: Settings) -> Table:
 
 def capacity_tests(settings: Settings, registered: bool) -> Table:
     """The tests of the plan's addition: differences in mean log₂ capacity between arms, over trainings."""
-    trained = {arm: len(seeds) for arm, seeds in by_arm(settings).items()}
+    trained, unlearned = {arm: len(seeds) for arm, seeds in by_arm(settings).items()}, ", ".join(not_learned(settings))
     rows: list[list[str | None]] = [
         [
             x.name,
@@ -184,7 +184,8 @@ def capacity_tests(settings: Settings, registered: bool) -> Table:
         rows=rows,
         answers=1,
         note="A training's capacity is the mean of log₂ pairs over all widths. Variances are pooled over the arms of "
-        f"the family; trainings: {', '.join(f'{n} of {name_of(arm)}' for arm, n in trained.items()) or 'none'}.",
+        f"the family; trainings: {', '.join(f'{n} of {name_of(arm)}' for arm, n in trained.items()) or 'none'}."
+        + (f" Not learned by any training, and in the means all the same: {unlearned}." if unlearned else ""),
     )
 
 
