@@ -58,6 +58,8 @@ def candidates(kernel: str, width: int) -> list[Change]:
         limits = ((32, 4, 128), (32, 4, 168), (64, 4, 128), (64, 4, 168), (64, 8, 128))
         if not kernel.endswith(", cut"):
             found += [{"BK": BK, "num_warps": warps, "maxnreg": most} for BK, warps, most in limits]
+        if kernel == "chunk_gradients":  # wrong in some runs, as `settings.py` says, and a few checks may not see it
+            found = [x for x in found if (x["BK"], x["num_warps"]) != (32, 4)]
     return [x for x in found if max(x.get("BK", 0), x.get("BV", 0)) <= max(width, 16)]
 
 
