@@ -172,6 +172,27 @@ def test_what_was_replaced_is_left_alone(part: str) -> None:
     assert reason in str(why_not(made, 1))
 
 
+@pytest.mark.parametrize(
+    ("shared", "dtype", "width", "batch", "runs"),
+    [
+        (227, torch.float32, 256, 2, False),
+        (227, torch.float32, 256, 1, True),
+        (227, torch.float32, 128, 2, True),
+        (227, torch.bfloat16, 256, 2, True),
+        (64, torch.float32, 128, 2, False),
+    ],
+)
+def test_a_small_shared_memory_is_an_obstacle(
+    shared: int, dtype: torch.dtype, width: int, batch: int, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel for several sequences would not fit, "auto" takes another route."""
+    monkeypatch.setattr("qed.routes.gpu_obstacle", lambda device: None)
+    monkeypatch.setattr("qed.layers.routes.shared_memory", lambda device: shared)
+    made = make_block(QEDConfig.tiny(head_dim=width), 0).to(dtype)
+    call = Call(torch.device("cuda"), dtype, batch=batch, state=True)
+    assert BLOCK.pick("auto", call, made).name == ("triton" if runs else "compiled")
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("part", ["norm", "residual", "swiglu", "heads"])
