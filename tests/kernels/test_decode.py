@@ -117,6 +117,30 @@ def test_a_decoder_takes_it_for_all_layers(batch: int) -> None:
             assert relative_error(decoder.step(ids[:, t : t + 1]), truth[:, t]) < (1e-5 if DEVICE == "cpu" else 1e-3), t
 
 
+HEADS = {  # other heads [N, 64] than the configuration says
+    "fewer tokens": torch.randn(200, 64),
+    "more tokens": torch.randn(300, 64),
+    "a transposed view": torch.randn(64, 256).t(),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_decoder_takes_the_head_that_is_there(head: str, batch: int) -> None:
+    torch.manual_seed(0)
+    model = QEDForCausalLM(QEDConfig.tiny(initializer_range=0.2, tie_word_embeddings=False)).eval().to(DEVICE)
+    model.lm_head.weight = torch.nn.Parameter(HEADS[head].to(DEVICE))
+    ids = torch.randint(0, 200, (batch, 6), device=DEVICE)
+    truth = model(ids).logits[:, 5]
+    model.set_impl("auto", block="triton")
+    decoder = Decoder(model, batch)
+    decoder.start(model(ids[:, :5], use_cache=True).past_key_values)
+    found = decoder.step(ids[:, 5:])
+    assert found.shape == truth.shape
+    assert relative_error(found, truth) < (1e-5 if DEVICE == "cpu" else 1e-3)
+
+
 def why_not(made: QEDBlock, batch: int) -> str | None:
     return BLOCK.routes[0].obstacle(Call(torch.device(DEVICE), torch.float32, batch=batch, named=True), made)
 
@@ -130,6 +154,10 @@ REPLACED: dict[str, tuple[Any, str]] = {
     "a norm": (lambda made: setattr(made, "mlp_norm", torch.nn.RMSNorm(24)), "has been replaced"),
     "a hook": (lambda made: made.mixer.conv.register_forward_hook(lambda *_: None), "has hooks"),
     "a hook of a matrix": (lambda made: made.mixer.in_proj.register_forward_hook(lambda *_: None), "has hooks"),
+    "a transposed view": (
+        lambda made: setattr(made.mlp.down_proj, "weight", torch.nn.Parameter(torch.randn(40, 24).t())),
+        "not contiguous",
+    ),
     "a forward": (lambda made: setattr(made.mlp, "forward", made.mlp.forward), "a forward of its own"),
 }
 
@@ -142,6 +170,27 @@ def test_what_was_replaced_is_left_alone(part: str) -> None:
     change, reason = REPLACED[part]
     change(made)
     assert reason in str(why_not(made, 1))
+
+
+@pytest.mark.parametrize(
+    ("shared", "dtype", "width", "batch", "runs"),
+    [
+        (227, torch.float32, 256, 2, False),
+        (227, torch.float32, 256, 1, True),
+        (227, torch.float32, 128, 2, True),
+        (227, torch.bfloat16, 256, 2, True),
+        (64, torch.float32, 128, 2, False),
+    ],
+)
+def test_a_small_shared_memory_is_an_obstacle(
+    shared: int, dtype: torch.dtype, width: int, batch: int, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel for several sequences would not fit, "auto" takes another route."""
+    monkeypatch.setattr("qed.routes.gpu_obstacle", lambda device: None)
+    monkeypatch.setattr("qed.layers.routes.shared_memory", lambda device: shared)
+    made = make_block(QEDConfig.tiny(head_dim=width), 0).to(dtype)
+    call = Call(torch.device("cuda"), dtype, batch=batch, state=True)
+    assert BLOCK.pick("auto", call, made).name == ("triton" if runs else "compiled")
 
 
 @torch.no_grad()

@@ -102,4 +102,11 @@ def block_parts_obstacle(block: Any) -> str | None:
             why_not = "a matrix of the block has a bias that the kernels do not know, or lacks one"
         if why_not is not None:
             return why_not
-    return None
+    return contiguity_obstacle(block)
+
+
+def contiguity_obstacle(module: nn.Module) -> str | None:
+    """Why kernels cannot read the weights of a module: they take whole rows, one behind the other."""
+    if all(x.is_contiguous() for x in (*module.parameters(), *module.buffers())):
+        return None
+    return "a weight is not contiguous in memory, as a transposed view of another matrix is"

@@ -37,6 +37,7 @@ from ..routes import (
     inference_kernel_obstacle,
     kernel_obstacle,
     no_obstacle,
+    shared_memory,
 )
 from . import functions, making, obstacles
 from .sequences import DENSE, Sequences
@@ -247,7 +248,12 @@ def _block_obstacle(call: Call, block: Any) -> str | None:
     ranks = [x.in_features for x in (mixer.f_proj, mixer.g_proj) if x is not None]
     if max(mixer.head_dim, mixer.value_head_dim, *ranks) > prologue.WIDEST:
         return f"it takes heads and bottlenecks up to {prologue.WIDEST} wide"
-    return kernel_obstacle(call)
+    why_not = kernel_obstacle(call)
+    if why_not is None and call.device.type == "cuda" and not decode.is_alone(mixer, call.batch):
+        needed, shared = decode.shared_memory_of(mixer), shared_memory(call.device)
+        if needed > shared:
+            return f"several sequences in float32 take {needed} KiB of shared memory, and this GPU has {shared}"
+    return why_not
 
 
 def block_in_torch(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..layers import Mixer, MixerState, RMSNorm, Sequences
-from ..layers.obstacles import plain_linear_obstacle
+from ..layers.obstacles import contiguity_obstacle, plain_linear_obstacle
 from ..layers.routes import BLOCK, normed_projection, write_likeliest
 from ..routes import Call
 from .cache import QEDCache
@@ -71,11 +71,15 @@ class Decoder:
         self.device, dtype = model.device, model.model.embed_tokens.weight.dtype
         kind = self.device.type
         of_logits = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+        head, norm = model.lm_head, model.model.norm
+        is_matrix = plain_linear_obstacle(head) is None
+        # As many logits as the head has rows, whatever the configuration says; another head's may be packed.
+        vocabulary = head.weight.shape[0] if is_matrix else model.config.vocab_size
         with torch.inference_mode(False):  # memory born in inference mode could not be written outside of it
             self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
-            self.logits = torch.zeros(batch, model.config.vocab_size, dtype=of_logits, device=self.device)
+            self.logits = torch.zeros(batch, vocabulary, dtype=of_logits, device=self.device)
             self.found = torch.zeros(batch, TOGETHER, dtype=torch.long, device=self.device)
-            self.seen = seen_tokens(self.tokens, model.config.vocab_size)
+            self.seen = seen_tokens(self.tokens, vocabulary)
             self.lengths = torch.zeros(batch, dtype=torch.long, device=self.device)
             self.states = [_empty_state(mixer, batch, dtype, self.device) for mixer in recurrent_mixers(model)]
         self.owner: weakref.ref[QEDCache] | None = None
@@ -87,8 +91,8 @@ class Decoder:
         call = Call(self.device, dtype, batch=batch, state=True)
         blocks: list[Any] = list(model.model.layers)
         self.routes = [BLOCK.pick(block.impl, call, block) for block in blocks]
-        plain_head = plain_linear_obstacle(model.lm_head) is None and model.lm_head.bias is None
-        plain_head = plain_head and type(model.model.norm) is RMSNorm
+        plain_head = is_matrix and all(contiguity_obstacle(x) is None for x in (head, norm))
+        plain_head = plain_head and type(norm) is RMSNorm and head.bias is None
         self.fuses_head = plain_head and any(route.name == "triton" for route in self.routes)
 
     def is_for(self, model: QEDForCausalLM, batch: int) -> bool:

@@ -57,10 +57,9 @@ def block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor
         recurrent: the recurrent state [B, H, K, V].
     """
     mixer, mlp = block.mixer, block.mlp
-    matrices = (mixer.in_proj.weight, mixer.o_proj.weight)
-    if _fits(matrices[0], x) and _fits(matrices[1], x):
-        projected = times_vector(x, matrices[0], block.mixer_norm, convolved=(mixer.conv.weight, conv))
-        x = times_vector(mix_alone(projected, mixer, recurrent), matrices[1], residual=x)
+    if is_alone(mixer, x.shape[0]):
+        projected = times_vector(x, mixer.in_proj.weight, block.mixer_norm, convolved=(mixer.conv.weight, conv))
+        x = times_vector(mix_alone(projected, mixer, recurrent), mixer.o_proj.weight, residual=x)
     else:
         projected = normed_projection(mixer.in_proj, x, block.mixer_norm)
         x = _added(mixer.o_proj, mix(projected, mixer, conv, recurrent), x)
@@ -71,6 +70,20 @@ def block_step(block: Any, x: Tensor, conv: Tensor, recurrent: Tensor) -> Tensor
     if _fits(mlp.down_proj.weight, y):
         return times_vector(y, mlp.down_proj.weight, residual=x)
     return _added(mlp.down_proj, y, x)
+
+
+def is_alone(mixer: Mixer, batch: int) -> bool:
+    """Return whether a mixer's token is one of a single sequence, with matrices that programs can have rows of."""
+    return batch == 1 and max(mixer.in_proj.weight.shape[1], mixer.o_proj.weight.shape[1]) <= NUMBERS
+
+
+def shared_memory_of(mixer: Mixer) -> int:
+    """Return how many KiB of shared memory a program of `operands_kernel` takes to multiply with a matrix in float32:
+    both of its operands lie there. In 16 bits most of them are in registers."""
+    widths = ((mixer.f_proj, mixer.head_dim), (mixer.g_proj, mixer.value_head_dim))
+    wide = [(x.in_features, width) for x, width in widths if x is not None and x.weight.dtype == torch.float32]
+    tiles = [(max(16, power_of_two(rank)), max(16, power_of_two(width))) for rank, width in wide]
+    return max((4 * rank * (width + OPERANDS_ROWS) // 1024 for rank, width in tiles), default=0)
 
 
 def normed_projection(linear: nn.Linear, x: Tensor, norm: RMSNorm, out: Tensor | None = None) -> Tensor:
