@@ -8,6 +8,7 @@ import torch
 
 from qed import QEDConfig, QEDForCausalLM
 from qed.kernels.decode import launch
+from qed.kernels.launching import Prepared
 from qed.layers import MixerState, QEDBlock, RMSNorm
 from qed.layers.routes import BLOCK
 from qed.layers.sequences import DENSE
@@ -191,6 +192,23 @@ def test_a_small_shared_memory_is_an_obstacle(
     made = make_block(QEDConfig.tiny(head_dim=width), 0).to(dtype)
     call = Call(torch.device("cuda"), dtype, batch=batch, state=True)
     assert BLOCK.pick("auto", call, made).name == ("triton" if runs else "compiled")
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("width", [1, 2, 8, 16, 128])
+def test_no_number_of_a_state_is_in_two_warps(width: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that write a state over would race with themselves if two warps held the same number of it."""
+    launched = []
+    monkeypatch.setattr(Prepared, "__call__", lambda self, grid, *arguments: launched.append(self))
+    made = block(head_dim=width)
+    mixer = made.mixer
+    conv = torch.zeros(batch, mixer.conv.weight.shape[1] - 1, mixer.conv.weight.shape[0], device=DEVICE)
+    recurrent = torch.zeros(batch, mixer.num_heads, width, width, device=DEVICE)
+    with torch.no_grad():
+        launch.block_step(made, torch.zeros(batch, 24, device=DEVICE), conv, recurrent)
+    carrying = [x.constants for x in launched if x.kernel.fn.__name__ in ("mixer_kernel", "step_kernel")]
+    assert len(carrying) == 1
+    assert all(x["num_warps"] == 1 or 32 * x["num_warps"] <= x["BK"] * x["BV"] for x in carrying)
 
 
 @torch.no_grad()

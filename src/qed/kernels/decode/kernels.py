@@ -178,7 +178,7 @@ def mixer_kernel(
 @triton.jit
 def likeliest_kernel(logits, tokens, N: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr):
     """Write the index of the largest of N numbers, for one row of them; the first where there are several. NaN counts
-    as the largest, as in torch."""
+    as infinity."""
     columns = tl.arange(0, BLOCK)
     logits += tl.program_id(0).to(tl.int64) * N
     take_over(EARLY)

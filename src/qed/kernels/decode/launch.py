@@ -225,13 +225,20 @@ def _parameters(mixer: Mixer) -> tuple[Tensor | None, ...]:
     )
 
 
+def _warps(numbers: int, most: int) -> int:
+    """Return how many warps a program has for a part of the state with so many numbers. No number may be in two warps:
+    the state is written over, and one of them could write it before the other has read it."""
+    return max(1, min(most, numbers // 32))
+
+
 @lru_cache
 def _mixer(layout: Layout) -> Prepared:
     """Return `mixer_kernel`, for one sequence."""
     from .kernels import mixer_kernel
 
     constants = layout.constants(ALONE_COLUMNS) | {"SLICES": layout.slices(ALONE_COLUMNS)}
-    return Prepared(mixer_kernel, **constants, **FUSED, **early(layout.device), num_warps=ALONE_WARPS)
+    warps = _warps(constants["BK"] * constants["BV"], ALONE_WARPS)
+    return Prepared(mixer_kernel, **constants, **FUSED, **early(layout.device), num_warps=warps)
 
 
 @on_its_device
@@ -267,7 +274,8 @@ def _step(K: int, V: int, decays: bool, device: torch.device) -> Prepared:
 
     BV = min(COLUMNS, power_of_two(V))
     sizes = {"K": K, "V": V, "BK": power_of_two(K), "BV": BV, "SLICES": -(-V // BV)}
-    return Prepared(step_kernel, **sizes, DECAY=int(decays), **FUSED, **early(device), num_warps=STEP_WARPS)
+    warps = _warps(sizes["BK"] * BV, STEP_WARPS)
+    return Prepared(step_kernel, **sizes, DECAY=int(decays), **FUSED, **early(device), num_warps=warps)
 
 
 @on_its_device
