@@ -244,3 +244,18 @@ def test_the_gradient_goes_through_f_s_module(what: str) -> None:
     truth, kernels = found
     assert len(truth) == len(kernels)
     assert all(relative_error(x, y) < (1e-5 if DEVICE == "cpu" else 1e-3) for x, y in zip(kernels, truth, strict=True))
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    """The first ones are right when others are asked for, and the others are an error, not a wrong number."""
+    found = []
+    for route in ("reference", "triton"):
+        mixer = layer("qed")
+        set_impl(mixer, "reference", recurrence="auto", operands=route)
+        torch.manual_seed(1)
+        x = torch.randn(2, 9, 24, device=DEVICE, requires_grad=True)
+        found.append(torch.autograd.grad(mixer(x)[0].square().sum(), x, create_graph=True)[0])
+    truth, kernels = found
+    assert relative_error(kernels, truth) < (1e-5 if DEVICE == "cpu" else 1e-3)
+    with pytest.raises(RuntimeError, match="differentiated once by this operator"):
+        kernels.square().sum().backward()
