@@ -11,7 +11,7 @@ from qed import QEDConfig, QEDForCausalLM
 from qed.kernels.prologue import launch as prologue
 from qed.kernels.prologue import operator, projected
 from qed.layers import Mixer, Sequences
-from qed.layers.routes import OPERANDS
+from qed.layers.routes import OPERANDS, set_impl
 from qed.layers.sequences import DENSE
 from qed.model.causal_lm import compile_blocks, recompute_cheap
 from qed.model.initialization import initialize
@@ -218,3 +218,44 @@ def test_one_gradient_of_all_that_in_proj_gives(rule: str, gate: str | None) -> 
     parts, whole = found
     assert parts.keys() == whole.keys()
     assert all(relative_error(whole[name], parts[name]) < 1e-6 for name in parts)
+
+
+# What makes f's matrix more than a matrix, given the module and a list for what is seen of gradients.
+FOUND_IN_F: dict[str, Any] = {
+    "a bias": lambda f, seen: f.register_parameter("bias", torch.nn.Parameter(torch.linspace(-1, 1, f.out_features))),
+    "a hook of its gradient": lambda f, seen: f.register_full_backward_hook(lambda _, __, d: seen.append(d[0])),
+    "a hook before its gradient": lambda f, seen: f.register_full_backward_pre_hook(lambda _, d: seen.append(d[0])),
+}
+
+
+@pytest.mark.parametrize("what", FOUND_IN_F)
+def test_the_gradient_goes_through_f_s_module(what: str) -> None:
+    """Where the product is more than its matrix, or somebody looks at its gradient."""
+    found = []
+    for route in ("reference", "triton"):
+        mixer: Mixer = layer("qed")
+        seen: list[torch.Tensor] = []
+        FOUND_IN_F[what](mixer.f_proj, seen)
+        mixer.to(DEVICE)
+        set_impl(mixer, "reference", recurrence="auto", operands=route)
+        torch.manual_seed(1)
+        mixer(torch.randn(2, 9, 24, device=DEVICE))[0].square().sum().backward()
+        found.append([*(x.grad for x in mixer.parameters()), *seen])
+    truth, kernels = found
+    assert len(truth) == len(kernels)
+    assert all(relative_error(x, y) < (1e-5 if DEVICE == "cpu" else 1e-3) for x, y in zip(kernels, truth, strict=True))
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    """The first ones are right when others are asked for, and the others are an error, not a wrong number."""
+    found = []
+    for route in ("reference", "triton"):
+        mixer = layer("qed")
+        set_impl(mixer, "reference", recurrence="auto", operands=route)
+        torch.manual_seed(1)
+        x = torch.randn(2, 9, 24, device=DEVICE, requires_grad=True)
+        found.append(torch.autograd.grad(mixer(x)[0].square().sum(), x, create_graph=True)[0])
+    truth, kernels = found
+    assert relative_error(kernels, truth) < (1e-5 if DEVICE == "cpu" else 1e-3)
+    with pytest.raises(RuntimeError, match="differentiated once by this operator"):
+        kernels.square().sum().backward()

@@ -17,6 +17,11 @@ from .test_loop import command
 Rows = list[dict[str, object]]
 
 
+def torchrun(processes: int) -> list[str]:
+    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
+    return [*start, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+
+
 def run(
     corpus: str,
     out: Path,
@@ -26,10 +31,10 @@ def run(
     context: int = 1,
     die_at: int | None = None,
     optimizer: str = "adamw",
-    torchrun: bool = False,
+    by_torchrun: bool = False,
 ) -> Rows:
     """The metrics after `processes` processes have run to the end, or to a step and a save there. `die_at`: one process
-    is killed before that step, once, and torchrun starts all again. `torchrun`: start a single process by it too."""
+    is killed before that step, once, and torchrun starts all again. `by_torchrun`: start a single process by it too."""
     words = [*command(corpus, out)[3:], "--set", f"parallel={parallel}", "--set", f"context={context}"]
     words += ["--set", f"optimizer={optimizer}"]
     stop = (
@@ -58,9 +63,8 @@ Trainer._step = step
 """
     script = out.parent / f"script-{processes}-{stop_at}.py"
     script.write_text(f"import torch\ntorch.set_num_threads(1)\n{stop}\nfrom qed.cli import app\napp()\n")
-    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
-    start += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--max-restarts={int(die_at is not None)}"]
-    start = start if processes > 1 or torchrun else [sys.executable]
+    restarts = f"--max-restarts={int(die_at is not None)}"
+    start = [*torchrun(processes), restarts] if processes > 1 or by_torchrun else [sys.executable]
     done = subprocess.run(
         [*start, str(script), *words], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -94,7 +98,7 @@ def test_two_processes_are_one(parallel: str, corpus: str, alone: Rows, tmp_path
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_world_of_one_is_one(parallel: str, corpus: str, alone: Rows, tmp_path: Path) -> None:
     """A single process under torchrun exchanges gradients with itself, to the same numbers."""
-    found = run(corpus, tmp_path / "run", 1, parallel, torchrun=True)
+    found = run(corpus, tmp_path / "run", 1, parallel, by_torchrun=True)
     assert [(row["loss"], row["gradient_norm"]) for row in found] == [
         (row["loss"], row["gradient_norm"]) for row in alone
     ]
@@ -108,6 +112,22 @@ def test_a_gradient_that_was_put_elsewhere_is_refused() -> None:
     layer.zero_grad()  # to None
     with pytest.raises(RuntimeError, match="gradient has been replaced"):
         gradients.sum()
+
+
+def test_processes_join_again(tmp_path: Path) -> None:
+    """For one training after the other, while another process is still in the first; torchrun's store has the addresses
+    of both."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import time
+from qed.train.parallel import Parallel
+for _ in range(2):
+    parallel = Parallel("ddp", "cpu")
+    assert parallel.any(parallel.rank == 1)
+    time.sleep(0 if parallel.rank else 1)
+    parallel.close()
+""")
+    subprocess.run([*torchrun(2), str(script)], check=True, timeout=100, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.slow

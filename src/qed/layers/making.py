@@ -39,11 +39,16 @@ def operands_by_kernel(
         gates: the other projections, before their activations.
         impl: the routes.
     """
-    if torch.is_grad_enabled() and (mixer.f_proj is None or obstacles.plain_linear_obstacle(mixer.f_proj) is None):
+    if torch.is_grad_enabled() and _is_plain(mixer.f_proj):
         return projected.operands_of_projected(inputs["all"], mixer, gates)
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return operator.differentiable_operands(inputs["qkv"], mixer, gates), _gate_part(mixer, inputs)
     return prologue.operands(inputs["qkv"], mixer, state, sequences, gates), _gate_part(mixer, inputs)
+
+
+def _is_plain(f_proj: Any) -> bool:
+    """Whether f is a product with a matrix and nothing else, or no product."""
+    return f_proj is None or (obstacles.plain_linear_obstacle(f_proj) is None and f_proj.bias is None)
 
 
 def _gate_part(mixer: Mixer, inputs: Inputs) -> Tensor | None:

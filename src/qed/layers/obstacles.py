@@ -59,11 +59,14 @@ def trace_obstacle(block: Any) -> str | None:
 
 
 def must_be_called(module: nn.Module) -> bool:
-    """Whether somebody would notice that a module's weights are used without calling it: it has hooks, there are hooks
-    of all modules, or its `forward` was replaced."""
-    own = module.__dict__
-    of_all = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-    return bool("forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"] or of_all)
+    """Whether somebody would notice that a module's weights are used without calling it: it has hooks, also for its
+    gradient, there are hooks of all modules, or its `forward` was replaced."""
+    own, of_all = module.__dict__, torch_module
+    forward = own["_forward_hooks"] or own["_forward_pre_hooks"]
+    forward = forward or of_all._global_forward_hooks or of_all._global_forward_pre_hooks
+    backward = own["_backward_hooks"] or own["_backward_pre_hooks"]
+    backward = backward or of_all._global_backward_hooks or of_all._global_backward_pre_hooks
+    return bool("forward" in own or forward or backward)
 
 
 def convolution_obstacle(convolution: Any) -> str | None:

@@ -25,7 +25,7 @@ from . import chunkwise, reference
 from .arguments import Arguments
 from .packing import sequence_count
 from .precision import compute_dtype, without_autocast
-from .registration import leaves_of, register, tensors
+from .registration import keep_nothing, leaves_of, refusal, register, register_gradient, tensors
 from .validation import check_values
 
 _INPUTS = "Tensor q, Tensor k, Tensor a, Tensor u, Tensor? g"
@@ -56,8 +56,8 @@ class SequenceOperator:
             f"{name}{_FORWARD} -> {tensors(2)}",
             lambda *inputs: self.run(Arguments(*inputs), save=False),
             lambda *inputs: self._like(Arguments(*inputs), save=False),
-            differentiate=_refusal(f"{name} saves nothing for a backward; {name}_saving_{count} does"),
-            keep=_keep_nothing,
+            differentiate=refusal(f"{name} saves nothing for a backward; {name}_saving_{count} does"),
+            keep=keep_nothing,
         )
         self.saving = register(
             f"{name}_saving_{count}{_FORWARD} -> {tensors(2 + count)}",
@@ -66,12 +66,11 @@ class SequenceOperator:
             differentiate=self._differentiate,
             keep=_keep,
         )
-        self._backward = register(
+        self._backward = register_gradient(
             f"{name}_backward_{count}{_BACKWARD} -> {tensors(6)}",
             lambda do, dstate, *x: self.run_backward(do, dstate, _without_state(*x[:-1]), x[-1]),
             lambda do, dstate, *x: _gradients_like(_without_state(*x[:-1])),
-            differentiate=_refusal(f"{name} is differentiated once by this operator; erase_write does it more often"),
-            keep=_keep_nothing,
+            instead="erase_write",
         )
 
     def __call__(self, x: Arguments, save: bool) -> tuple[Tensor, Tensor]:
@@ -147,17 +146,6 @@ def _is_watched(q: Tensor, *others: Tensor | None) -> bool:
         or q.is_meta
         or not all(x is None or type(x) in _PLAIN for x in (q, *others))
     )
-
-
-def _refusal(why: str) -> Callable[..., None]:
-    def refuse(*_: Any) -> None:
-        raise RuntimeError(f"qed: {why}")
-
-    return refuse
-
-
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    pass
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

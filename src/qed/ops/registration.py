@@ -48,6 +48,34 @@ def register(
     return operator
 
 
+def register_gradient(
+    schema: str, run: Callable[..., Any], fake: Callable[..., Any], instead: str = "impl='reference'"
+) -> Callable[..., Any]:
+    """Register and return an operator that computes gradients, and refuse gradients of these: torch would warn and take
+    what it does not know for zero.
+
+    Args:
+        schema, run, fake: as in `register`; the name says "_backward" after that of the operator it belongs to.
+        instead: what can be differentiated more often.
+    """
+    why = f"{schema.split('_backward')[0]} is differentiated once by this operator; {instead} does it more often"
+    return register(schema, run, fake, differentiate=refusal(why), keep=keep_nothing)
+
+
+def refusal(why: str) -> Callable[..., None]:
+    """Return what to give `register` as the gradient of an operator that must not be differentiated: it raises
+    RuntimeError and says why."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError(f"qed: {why}")
+
+    return refuse
+
+
+def keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep nothing for a gradient that is refused."""
+
+
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from ..layers.context import Context
 from .objective import SummedLoss
 
 ALIGNED = 64  # numbers; every gradient begins at a multiple of so many, as memory that torch allocates does
+_TRAININGS = count()  # of this process, which joins the others for each
 
 
 class Gradients:
@@ -57,10 +59,10 @@ class Gradients:
 
 
 def _join(backend: str) -> None:
-    """Join the other processes. When torchrun restarts them, its store still has the addresses of those before; a
-    prefix of its own for every attempt keeps them apart."""
+    """Join the other processes. When torchrun restarts them, or they train again, its store still has the addresses of
+    those before; a prefix of its own for every attempt keeps them apart."""
     store, rank, world = next(iter(dist.rendezvous("env://")))  # type: ignore[attr-defined]
-    attempt = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    attempt = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}, training {next(_TRAININGS)}"
     store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
 

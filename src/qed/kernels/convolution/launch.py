@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.registration import register
+from ...ops.registration import register, register_gradient
 from ..launching import FUSED, Prepared, on_its_device
 
 MOST_TAPS = 4  # the kernels keep the inputs of so many taps in registers
@@ -98,7 +98,7 @@ def window_gradients(dz: Tensor, x: Tensor, taps: Tensor, dx: Tensor) -> Tensor:
     return d_taps.sum(0)
 
 
-_BACKWARD = register(
+_BACKWARD = register_gradient(
     f"short_convolution_backward(Tensor dy, {_INPUTS}) -> (Tensor, Tensor)",
     backward,
     lambda dy, x, weight, *_: (x.new_empty(x.shape), weight.new_empty(weight.shape)),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...ops.registration import register, tensors
+from ...ops.registration import register, register_gradient, tensors
 from ...rules import Operands
 from .launch import Inputs, arguments, backward, gradients_like, launch, operands_like
 
@@ -36,7 +36,7 @@ def _run_backward(*given: Any) -> tuple[Tensor | None, ...]:
     return d_qkv, d_taps, db, dw, df, sums
 
 
-_BACKWARD = register(
+_BACKWARD = register_gradient(
     f"operands_backward(Tensor dq, Tensor dk, Tensor da, Tensor du, Tensor? dg, {_INPUTS}) -> {tensors(6)}",
     _run_backward,
     lambda *x: tuple(gradients_like(Inputs(*x[5:]))),

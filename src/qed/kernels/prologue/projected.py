@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, mm
 
-from ...ops.registration import register, tensors
+from ...ops.registration import register, register_gradient, tensors
 from ...rules import Operands
 from ..launching import on_its_device
 from .launch import Inputs, arguments, backward, gradients_like, launch, operands_like
@@ -95,7 +95,7 @@ def _run_backward(
     return whole, d_taps, d_weight, sums
 
 
-_BACKWARD = register(
+_BACKWARD = register_gradient(
     "projected_operands_backward(Tensor dq, Tensor dk, Tensor da, Tensor du, Tensor? dg, Tensor d_gate, "
     f"{_INPUTS}) -> {tensors(4)}",
     _run_backward,

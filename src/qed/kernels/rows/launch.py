@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.registration import register
+from ...ops.registration import register, register_gradient
 from ..launching import FUSED, Prepared, on_its_device, power_of_two
 
 TILE, BLOCK = 4096, 1024  # how many numbers a program has: in whole rows, and in a stretch of them
@@ -83,7 +83,7 @@ def _matrix(x: Tensor) -> Tensor:
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
-_PRODUCT_BACKWARD = register(
+_PRODUCT_BACKWARD = register_gradient(
     "silu_product_backward(Tensor dy, Tensor both) -> Tensor",
     silu_product_gradient,
     lambda dy, both: both.new_empty(both.shape),
