@@ -80,6 +80,24 @@ def test_any_width(rule: str, sizes: tuple[int, int, int]) -> None:
     assert all(x < ROUNDING[torch.float32] for x in found.values()), found
 
 
+@pytest.mark.parametrize("rule", ["gdn", "qed-rand"])
+def test_parameters_anywhere_in_memory(rule: str) -> None:
+    mixer = layer(rule)
+    for name in ("A_log", "dt_bias", "random_direction"):
+        if getattr(mixer, name, None) is not None:
+            x = getattr(mixer, name).detach()
+            x = torch.randn(*x.shape, 2, device=DEVICE)[..., 0]
+            setattr(mixer, name, x if name == "random_direction" else torch.nn.Parameter(x))
+            assert x.numel() == 1 or not getattr(mixer, name).is_contiguous()
+    with torch.no_grad():
+        inputs = mixer._inputs(torch.randn(2, 9, 24, device=DEVICE), "reference")
+        qkv, gates = inputs["qkv"], mixer._gates(inputs, "reference")
+        found = prologue.operands(qkv, mixer, None, DENSE, gates)
+        truth = mixer.operands_of_convolved(mixer.conv(qkv), gates)
+    for x, y in zip(found, truth, strict=True):
+        assert x is None or relative_error(x, y) < 8 * ROUNDING[torch.float32]
+
+
 @pytest.mark.parametrize("with_state", [False, True])
 def test_packed_is_separate(with_state: bool) -> None:
     mixer, ends = layer("qed"), [0, 5, 6, 6, 30]

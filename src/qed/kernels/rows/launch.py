@@ -51,7 +51,7 @@ def rms_norm(
     if y.numel():
         norm, strides = _norm(x.shape[-1], eps, activation), (flat.stride(0), 0 if given is None else given.stride(0))
         grid = (-(-flat.shape[0] // norm.constants["BR"]),)
-        norm(grid, flat, given, weight, y, *strides, flat.shape[0])
+        norm(grid, flat, given, weight.contiguous(), y, *strides, flat.shape[0])
     return y
 
 
