@@ -128,6 +128,16 @@ def test_collected_from_two_machines(tmp_path: Path) -> None:
         assert [x.split(" ")[0] for x in next(csv.reader(file))[1:-1]] == ["16", "32", "64", "128"]
 
 
+def test_trainings_of_a_plan_are_not_tested_early(tmp_path: Path) -> None:
+    """Also where the report is not given the plan, as at the end of `qed reproduce --plan`."""
+    first, _ = two_machines(tmp_path, code="c" * 64, plan="d" * 64)
+    write_arms([first], tmp_path / "half")
+    report = (tmp_path / "half" / "report.md").read_text()
+    assert "The registered tests are not taken yet. qed: 0 of 3 seeds" in report
+    assert "differences in capacity over trainings" not in report
+    assert not (tmp_path / "half" / "tables" / "recall_tests.csv").exists()
+
+
 def test_another_reproduction_is_not_collected_beside(tmp_path: Path) -> None:
     first, second = two_machines(tmp_path)
     collect(first, tmp_path / "kept")
