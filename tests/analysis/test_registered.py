@@ -33,7 +33,7 @@ from qed.analysis.registered import (
 from qed.analysis.results import Run, runs
 from qed.analysis.stats import holm
 from qed.cli import app
-from qed.report import training_tables
+from qed.report import conclusions, training_tables
 from qed.report.training_figures import last_strengths
 
 from .synthetic import plan_file, unit
@@ -92,6 +92,9 @@ def test_looks_of_the_others() -> None:
     assert looks(E3, 0) == []
     assert "if the experiment ends" in looks(E1, 9)[-1].name
     assert "if" not in looks(E1, 12)[-1].name
+    assert looks(E2, 3)[0].name == "one look, at 3 seeds, of 4 planned, if the experiment ends with them"
+    assert [x.open for n in (5, 6, 9, 12) for x in looks(E1, n)] == [True, False, True, False, True, False, False]
+    assert [x.open for n in (3, 4) for x in looks(E2, n)] == [True, False]
 
 
 NARROW = stats.t.ppf(0.95, 30)  # half of the 90 % interval, in standard errors
@@ -152,6 +155,17 @@ def test_answers_of_a_family(made: Path) -> None:
     assert [x.p_holm for x in answers] == pytest.approx(holm(expected))
     assert [x.verdict for x in answers[:2]] == ["yes", "yes"]  # an octave further, by construction
     assert len(found.answers(look, study)) == 3 + 8
+
+
+def test_the_headline_says_which_look_it_is(made: Path) -> None:
+    """Before the last seed is there, the answer is no more than what it would be."""
+    found = runs(made / "medium")
+    said = conclusions.verdict(outcomes(found, registered=True), found)
+    assert said.word == "Yes so far"
+    assert "; registered, second look, at 7 seeds, if the experiment ends with them)." in said.said
+    alone = conclusions.verdict(outcomes(found, registered=False), found)
+    assert alone.word == "Yes"
+    assert "; exploratory)." in alone.said
 
 
 def test_other_ways(made: Path) -> None:
