@@ -40,6 +40,8 @@ def collect(out: Path, target: Path) -> int:
     """
     if not (out / "plan.json").exists():
         raise ValueError(f"--out: expected a folder of `qed reproduce`, got {out}")
+    if target.resolve() == out.resolve():
+        raise ValueError(f"--collect: expected another folder than that of the reproduction, got {target}")
     plan = _plan_of_both(out, target)
     with unpacked_runs(out) as runs:
         if runs is not None and has_settings(runs):
@@ -77,6 +79,9 @@ def collect(out: Path, target: Path) -> int:
     for path, content in (made | ({examples.path: examples.compressed()} if examples.known else {})).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content)
+    for folder, results in answers.items():  # what was not finished when it was collected before lies there unpacked
+        for name in (f"{x['name']}{kind}" for x in results for kind in (".json", ".jsonl.xz")):
+            (folder / name).unlink(missing_ok=True)
     if (out / "report").is_dir():
         shutil.copytree(out / "report", target / "report", dirs_exist_ok=True)
     return count
