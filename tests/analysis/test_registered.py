@@ -204,12 +204,15 @@ def test_a_seed_that_is_not_complete(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "medium", tmp_path / "runs")
     (tmp_path / "runs" / "qed-1" / "strength" / "0" / "niah_single_2-8192.json").unlink()
     (tmp_path / "runs" / "qed-rand-4" / "eval" / "niah_multikey_1-1024.json").unlink()
+    metrics = tmp_path / "runs" / "qed-6" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:6]))
     found = outcome(E1, runs(tmp_path / "runs"))
     assert found.status["qed-1"] == "incomplete, without niah_single_2-8192 at s = 0"
     assert found.status["qed-rand-4"] == "incomplete, without niah_multikey_1-1024"
     assert found.status["gdn2-4"] == "of a seed that is not complete"
-    assert [(look.seeds, look.level) for look, _ in found.looks] == [(5, 0.05)]
-    assert {run.seed for run in found.looks[0][1].runs} == {0, 2, 3, 5, 6}
+    assert found.status["qed-6"] == "incomplete, without the end of its training"
+    assert [(look.seeds, look.level) for look, _ in found.looks] == [(4, 0.05)]
+    assert {run.seed for run in found.looks[0][1].runs} == {0, 2, 3, 5}
 
 
 def test_seeds_beyond_the_plans_stand_apart(tmp_path: Path) -> None:

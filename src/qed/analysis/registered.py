@@ -142,7 +142,8 @@ def lacking(experiment: Experiment, run: Run, study: Study) -> list[str]:
         wanted = {f"{task}-{n}" for task in tasks for n in LENGTHS}
     else:
         wanted = {name for x in study.runs for name in x.results if name.rpartition("-")[0] in tasks}
-    missing = sorted(wanted - run.results.keys())
+    missing = ["the end of its training"] if experiment.registered and not run.complete else []
+    missing += sorted(wanted - run.results.keys())
     if experiment.registered and run.arm == "qed":
         for endpoint in dict.fromkeys(test.endpoint for test in experiment.tests if test.within):
             there = Study([run]).scaled_cells(endpoint)
