@@ -9,6 +9,7 @@ import pytest
 from qed.analysis.breakdown import splits
 from qed.analysis.results import runs, survey
 from qed.analysis.units import counting, read_registration
+from qed.eval.tasks.niah import correct
 from qed.report import tables
 from qed.report.conclusions import conclusions
 from qed.report.page import write
@@ -50,6 +51,20 @@ def test_kept_predictions_are_long_enough_for_the_first_answer() -> None:
             value = re.search(r"[a-z\d-]*\d[a-z\d-]*", row["prediction"])
             assert value is not None, name
             assert value.end() < PREDICTION_CHARACTERS, name
+
+
+def test_scores_follow_from_the_answers() -> None:
+    """As far as they are kept: what is right beyond the kept characters cannot be seen, and nothing else differs."""
+    beyond = 0
+    for run in runs(MEDIUM / "runs"):
+        for result in (*run.results.values(), *run.strengths.get(0.0, {}).values()):
+            for row in result.rows if "correct" in result.result else ():
+                seen = correct(row["prediction"], row["gold"])
+                if seen != row["correct"]:
+                    assert not seen, result.path
+                    assert len(row["prediction"]) == PREDICTION_CHARACTERS, result.path
+                    beyond += 1
+    assert beyond > 0
 
 
 def test_first_answers_and_parts() -> None:

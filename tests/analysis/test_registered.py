@@ -33,7 +33,7 @@ from qed.analysis.registered import (
 from qed.analysis.results import Run, runs
 from qed.analysis.stats import holm
 from qed.cli import app
-from qed.report import training_tables
+from qed.report import conclusions, training_tables
 from qed.report.training_figures import last_strengths
 
 from .synthetic import plan_file, unit
@@ -92,6 +92,9 @@ def test_looks_of_the_others() -> None:
     assert looks(E3, 0) == []
     assert "if the experiment ends" in looks(E1, 9)[-1].name
     assert "if" not in looks(E1, 12)[-1].name
+    assert looks(E2, 3)[0].name == "one look, at 3 seeds, of 4 planned, if the experiment ends with them"
+    assert [x.open for n in (5, 6, 9, 12) for x in looks(E1, n)] == [True, False, True, False, True, False, False]
+    assert [x.open for n in (3, 4) for x in looks(E2, n)] == [True, False]
 
 
 NARROW = stats.t.ppf(0.95, 30)  # half of the 90 % interval, in standard errors
@@ -154,6 +157,17 @@ def test_answers_of_a_family(made: Path) -> None:
     assert len(found.answers(look, study)) == 3 + 8
 
 
+def test_the_headline_says_which_look_it_is(made: Path) -> None:
+    """Before the last seed is there, the answer is no more than what it would be."""
+    found = runs(made / "medium")
+    said = conclusions.verdict(outcomes(found, registered=True), found)
+    assert said.word == "Yes so far"
+    assert "; registered, second look, at 7 seeds, if the experiment ends with them)." in said.said
+    alone = conclusions.verdict(outcomes(found, registered=False), found)
+    assert alone.word == "Yes"
+    assert "; exploratory)." in alone.said
+
+
 def test_other_ways(made: Path) -> None:
     _, study = outcome(E1, runs(made / "medium")).looks[-1]
     by_way = {way: answered(study, "E1 primary", PRIMARY, 0.0469, way) for way in WAYS}
@@ -190,12 +204,15 @@ def test_a_seed_that_is_not_complete(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "medium", tmp_path / "runs")
     (tmp_path / "runs" / "qed-1" / "strength" / "0" / "niah_single_2-8192.json").unlink()
     (tmp_path / "runs" / "qed-rand-4" / "eval" / "niah_multikey_1-1024.json").unlink()
+    metrics = tmp_path / "runs" / "qed-6" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:6]))
     found = outcome(E1, runs(tmp_path / "runs"))
     assert found.status["qed-1"] == "incomplete, without niah_single_2-8192 at s = 0"
     assert found.status["qed-rand-4"] == "incomplete, without niah_multikey_1-1024"
     assert found.status["gdn2-4"] == "of a seed that is not complete"
-    assert [(look.seeds, look.level) for look, _ in found.looks] == [(5, 0.05)]
-    assert {run.seed for run in found.looks[0][1].runs} == {0, 2, 3, 5, 6}
+    assert found.status["qed-6"] == "incomplete, without the end of its training"
+    assert [(look.seeds, look.level) for look, _ in found.looks] == [(4, 0.05)]
+    assert {run.seed for run in found.looks[0][1].runs} == {0, 2, 3, 5}
 
 
 def test_seeds_beyond_the_plans_stand_apart(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import pytest
 from qed.analysis.contrasts import contrast, pooled
 from qed.analysis.registered import MECHANISM, exploratory, outcome, split
 from qed.analysis.results import Run, runs
+from qed.analysis.selection import empty_answers
 from qed.analysis.trainings import Study, at_training_length, half, rate
 
 from .conftest import evaluated, trained
+from .synthetic import unit
 
 SMALL = Path(__file__).parents[2] / "results" / "small" / "runs"
 
@@ -89,6 +91,25 @@ def test_words_have_no_first_answer(tmp_path: Path) -> None:
     assert study.main == "pairs"
     assert study.value("R1", study.runs[0]) == pytest.approx((80 + 50 + 10) / 3)
     assert study.value("R1", study.runs[0], first=True) is None
+
+
+def test_results_without_any_text_are_named(tmp_path: Path) -> None:
+    """With λ as trained and with λ = 0; a single answer with text is enough."""
+    folder = unit(tmp_path, "qed", 3, samples=4, tasks=("niah_single_1",), lengths=(4096, 8192))
+    assert empty_answers(runs(tmp_path)) == []
+    for place, length, kept in (("eval", 4096, 0), ("eval", 8192, 1), ("strength/0", 8192, 0)):
+        path = folder / place / f"niah_single_1-{length}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [row | ({"prediction": "", "correct": 0} if i >= kept else {}) for i, row in enumerate(rows)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        whole = json.loads(path.with_suffix(".json").read_text())
+        right = sum(row["correct"] for row in rows)
+        whole["result"] |= {"correct": right, "accuracy": right / 4}
+        path.with_suffix(".json").write_text(json.dumps(whole))
+    assert [x.partition(", and")[0] for x in empty_answers(runs(tmp_path))] == [
+        "QED seed 3 at s = 1, S-NIAH-1 4K: all 4 answers are empty",
+        "QED seed 3 at s = 0, S-NIAH-1 8K: all 4 answers are empty",
+    ]
 
 
 def test_with_the_strength_scaled(base: Path) -> None:

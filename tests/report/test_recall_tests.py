@@ -1,5 +1,7 @@
 """The registered tests of recall are taken when every arm has all seeds at all widths, and not before."""
 
+import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from qed.provenance import plan_sha256
 from qed.recipes.generated import LOADS
 from qed.report.arm_page import write_arms
 from qed.report.arm_tables import capacity_tests
-from qed.reproduce.plan import PLANS, Files, Unit
+from qed.reproduce.collecting import collect
+from qed.reproduce.plan import PLANS, Files, Plan, Unit, with_settings
 
 ARMS = list(dict.fromkeys(arm for pair in TESTS.values() for arm in pair))
 OCTAVES = {"gdn2": 0.0, "qed": 1.0, "qed-rand": 0.5, "qed@0.5": 1.0, "qed@1": 1.0}  # by which each arm holds more
@@ -81,3 +84,66 @@ def test_seeds_beyond_the_plan_do_not_count(tmp_path: Path) -> None:
     assert "2 trainings of qed" in report
     assert "- 16/qed-3: its seed is 3, and the plan's are 0 to 2" in report
     assert "qed: 0 of 3 seeds are trained at all of" in report
+
+
+def machine(out: Path, trained: Plan, **made_by: str) -> Path:
+    """A folder of `qed reproduce` with all of its trainings, and a report."""
+    for unit in trained.units:
+        write(out / "runs", int(unit.setting), unit.arm, unit.seed, **made_by)
+    (out / "plan.json").write_text(trained.to_json())
+    (out / "report").mkdir()
+    (out / "report" / "report.md").write_text(f"of {', '.join(trained.settings)}")
+    return out
+
+
+def two_machines(place: Path, **made_by: str) -> list[Path]:
+    """One that trained the two smaller widths, and one that trained the others."""
+    plan = dataclasses.replace(PLANS["recall"](Files()), arms=tuple(ARMS), registered=made_by.get("plan", ""))
+    halves = [with_settings(plan, widths) for widths in (("16", "32"), ("64", "128"))]
+    return [machine(place / half.settings[0], half, **made_by) for half in halves]
+
+
+def test_collected_from_two_machines(tmp_path: Path) -> None:
+    """The plan says all widths, the report is not that of a half, and the registered tests are those of all widths."""
+    code, plan = "c" * 64, tmp_path / "PLAN.md"
+    plan.write_text(f"# Plan\n\n## Additions\n\nCode of E4:\n\n    {code}\n")
+    made_by = {"code": code, "plan": plan_sha256(plan)}
+    first, second = two_machines(tmp_path, **made_by)
+    kept = tmp_path / "kept"
+    assert collect(first, kept) == 2 * 5 * SEEDS
+    assert (kept / "report.md").read_text() == "of 16, 32"
+    collect(second, tmp_path / "packed")
+    for folder in (second, tmp_path / "packed"):  # packed there, and carried here, it can be collected too
+        assert collect(folder, kept) == 2 * 5 * SEEDS
+        assert (kept / "report.md").read_text() == "of 16, 32"
+        said = json.loads((kept / "plan.json").read_text())
+        assert said["settings"] == ["16", "32", "64", "128"]
+        assert (said["arms"], said["seeds"]) == (ARMS, [0, 1, 2])
+    write_arms([kept], kept, plan=plan)
+    report = (kept / "report.md").read_text()
+    assert f"{4 * 5 * SEEDS} trainings of" in report
+    assert "Registered: differences in capacity over trainings" in report
+    assert "## Left out" not in report
+    with (kept / "tables" / "recall_capacity.csv").open() as file:
+        assert [x.split(" ")[0] for x in next(csv.reader(file))[1:-1]] == ["16", "32", "64", "128"]
+
+
+def test_trainings_of_a_plan_are_not_tested_early(tmp_path: Path) -> None:
+    """Also where the report is not given the plan, as at the end of `qed reproduce --plan`."""
+    first, _ = two_machines(tmp_path, code="c" * 64, plan="d" * 64)
+    write_arms([first], tmp_path / "half")
+    report = (tmp_path / "half" / "report.md").read_text()
+    assert "The registered tests are not taken yet. qed: 0 of 3 seeds" in report
+    assert "differences in capacity over trainings" not in report
+    assert not (tmp_path / "half" / "tables" / "recall_tests.csv").exists()
+
+
+def test_another_reproduction_is_not_collected_beside(tmp_path: Path) -> None:
+    first, second = two_machines(tmp_path)
+    collect(first, tmp_path / "kept")
+    before = {x: x.read_bytes() for x in (tmp_path / "kept").rglob("*") if x.is_file()}
+    changed = json.loads((second / "plan.json").read_text()) | {"samples": 4, "changes": {"learning_rate": "0.5"}}
+    (second / "plan.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"kept has results of other changes, samples; use another folder"):
+        collect(second, tmp_path / "kept")
+    assert before == {x: x.read_bytes() for x in (tmp_path / "kept").rglob("*") if x.is_file()}

@@ -23,6 +23,7 @@ from qed.report.page import write
 from qed.reproduce import collecting, run
 from qed.reproduce.plan import PLANS, Files, Plan, Unit, rehearsed, with_settings
 from qed.train.loop import STOPPED
+from tests.analysis import synthetic
 
 STEPS = {"total_tokens": "2048", "decay_start_tokens": "1024", "validate_every": "1", "batch_tokens": "512"}
 STEPS |= {"micro_tokens": "512", "validation_tokens": "512"}
@@ -218,6 +219,26 @@ def test_collected_at_different_times_they_stand_side_by_side(done: Path, tmp_pa
     assert not (tmp_path / "again" / "plan.json").exists()  # nothing was written
     (tmp_path / "whole" / "examples.jsonl.xz").unlink()
     assert "expected examples.jsonl.xz in a folder above it" in survey(tmp_path / "whole" / "runs")[1][0]
+
+
+def test_what_was_not_finished_can_be_collected_again(tmp_path: Path) -> None:
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    folder = synthetic.unit(out / "runs", "qed", 0, samples=4, tasks=("niah_single_1",), lengths=(4096, 8192)) / "eval"
+    (out / "plan.json").write_text("{}")
+    summary, answers = folder / "niah_single_1-4096.json", folder / "niah_single_1-4096.jsonl"
+    whole, lines = summary.read_text(), answers.read_text()
+    summary.write_text(json.dumps({name: x for name, x in json.loads(whole).items() if name != "result"}))
+    answers.write_text("".join(lines.splitlines(keepends=True)[:2]))
+    collecting.collect(out, kept)
+    assert [x.partition("eval/")[2] for x in survey(kept / "runs")[1]] == ["niah_single_1-4096.json: not finished"]
+    summary.write_text(whole)
+    answers.write_text(lines)
+    collecting.collect(out, kept)
+    (run,), problems = survey(kept / "runs")
+    assert problems == []
+    assert sorted(run.results) == ["niah_single_1-4096", "niah_single_1-8192"]
+    with pytest.raises(ValueError, match="--collect: expected another folder than that of the reproduction"):
+        collecting.collect(out, out)
 
 
 def _others(folder: str, name: str) -> list[str]:

@@ -142,7 +142,8 @@ def lacking(experiment: Experiment, run: Run, study: Study) -> list[str]:
         wanted = {f"{task}-{n}" for task in tasks for n in LENGTHS}
     else:
         wanted = {name for x in study.runs for name in x.results if name.rpartition("-")[0] in tasks}
-    missing = sorted(wanted - run.results.keys())
+    missing = ["the end of its training"] if experiment.registered and not run.complete else []
+    missing += sorted(wanted - run.results.keys())
     if experiment.registered and run.arm == "qed":
         for endpoint in dict.fromkeys(test.endpoint for test in experiment.tests if test.within):
             there = Study([run]).scaled_cells(endpoint)
@@ -156,6 +157,7 @@ class Look(NamedTuple):
     name: str
     seeds: int
     level: float
+    open: bool = False  # whether it counts only if no more seeds come, which files do not tell
 
 
 def looks(experiment: Experiment, complete: int) -> list[Look]:
@@ -163,18 +165,18 @@ def looks(experiment: Experiment, complete: int) -> list[Look]:
 
     Files do not tell whether more seeds will come: a look at fewer seeds than planned counts only if none do.
     """
-    last = min(complete, experiment.seeds)
-    seeds = f"{last} seed{'s' if last != 1 else ''}"
+    last, ends = min(complete, experiment.seeds), "if the experiment ends with them"
+    seeds, short = f"{last} seed{'s' if last != 1 else ''}", last < experiment.seeds
     if complete == 0:
         return []
     if experiment.first_look is None:
-        short = "" if last == experiment.seeds else f", of {experiment.seeds} planned"
-        return [Look(f"one look, at {seeds}{short}", last, LEVEL)]
+        fewer = f", of {experiment.seeds} planned, {ends}" if short else ""
+        return [Look(f"one look, at {seeds}{fewer}", last, LEVEL, short)]
     if complete < experiment.first_look:
-        return [Look(f"one look, at {seeds}, if the experiment ends with them", last, LEVEL)]
+        return [Look(f"one look, at {seeds}, {ends}", last, LEVEL, short)]
     first = Look(f"first look, at {experiment.first_look} seeds", experiment.first_look, FIRST_LOOK)
-    if complete < experiment.seeds:
-        return [first, Look(f"second look, at {seeds}, if the experiment ends with them", last, SHORTENED)]
+    if short:
+        return [first, Look(f"second look, at {seeds}, {ends}", last, SHORTENED, short)]
     return [first, Look(f"second look, at {seeds}", last, SECOND_LOOK)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..recipes.paper import ARMS
-from .names import RECALL
+from .names import RECALL, name_of, result_title
 from .results import Result, Run, comparable, same_examples
 
 # What two trainings must share for their numbers to be comparable, in words.
@@ -112,3 +112,19 @@ def all_comparable(runs: list[Run]) -> None:
         for other in others:
             if "correct" in other.result:
                 same_examples(first, other)
+
+
+def empty_answers(runs: list[Run]) -> list[str]:
+    """Sentences about results that have not one answer with any text: they count as wrong, but a reader should know."""
+    said = []
+    for run in runs:
+        scales = {1.0: run.results} | {scale: x for scale, x in run.strengths.items() if scale != 1.0}
+        for scale, name, result in ((scale, name, x) for scale, some in scales.items() for name, x in some.items()):
+            answers = [row.get("prediction") for row in result.rows] if "correct" in result.result else []
+            if answers and all(isinstance(x, str) and not x.strip() for x in answers):
+                said.append(
+                    f"{name_of(run.arm)} seed {run.seed} at s = {scale:g}, {result_title(name, [result])}: all "
+                    f"{len(answers)} answers are empty, and count as wrong. A model says nothing where its logits are "
+                    "not finite, or where it ends its text at once."
+                )
+    return said

@@ -18,7 +18,7 @@ from ..analysis.registered import recipe_of
 from ..analysis.results import Run, survey
 from ..analysis.selection import arms_of
 from ..analysis.settings import Collected, Settings, has_settings, read_settings, together, unlike, unpacked_runs
-from ..analysis.units import counting, read_registration
+from ..analysis.units import counting, origins, read_registration
 from ..pages import render
 from . import drawing, view
 from .arm_figures import recall_figures, tracking_figures
@@ -138,7 +138,8 @@ def parts_of(found: Folders, registered: bool) -> list[Part]:
             "A row tells pairs of a key and a value one by one, and after each asks for two of those told so far. How "
             "many pairs a state of a given size holds is where it still answers 90 % of the questions."
         )
-        waits = missing(found.recall) if registered else []
+        of_a_plan = registered or any(origins(run)["config.json"][1] for run in all_runs(found.recall))
+        waits = missing(found.recall) if of_a_plan else []  # a plan's tests are not looked at before they are taken
         tests = [] if waits else [x for x in [capacity_tests(found.recall, registered)] if x.rows]
         tables = [capacity_table(found.recall), *tests, loads_table(found.recall)]
         saying = [said, *(["The registered tests are not taken yet. " + "; ".join(waits) + "."] if waits else [])]

@@ -47,20 +47,22 @@ class Verdict(NamedTuple):
 
 
 def verdict(outcomes: list[Outcome], runs: list[Run]) -> Verdict:
-    """The answer of the last look there is to whether QED retrieves more than GDN-2 past the training length."""
+    """The answer of the last look there is to whether QED retrieves more than GDN-2 past the training length. That of a
+    look which counts only if no more seeds come is said to be so far."""
     for outcome in (x for x in outcomes if x.looks):
         look, study = outcome.looks[-1]
         for x in outcome.answers(look, study):
             if (x.test.endpoint, x.test.name) == ("R1", MECHANISM[0]) and x.estimate is not None:
-                word = IN_A_WORD.get(x.verdict.split(",")[0], x.verdict)
-                return Verdict(x.verdict, word, _verdict(x, study, outcome, runs))
+                word = IN_A_WORD.get(x.verdict.split(",")[0], x.verdict) + (" so far" if look.open else "")
+                kind = f"registered, {look.name}" if outcome.experiment.registered else "exploratory"
+                return Verdict(x.verdict, word, _verdict(x, study, kind, runs))
     said = (
         "QED and GDN-2 were not both trained and evaluated past the training length, so that they cannot be compared."
     )
     return Verdict("", "Not tested", said)
 
 
-def _verdict(x: Answer, study: Study, outcome: Outcome, runs: list[Run]) -> str:
+def _verdict(x: Answer, study: Study, kind: str, runs: list[Run]) -> str:
     assert x.estimate is not None
     low, high = x.estimate.interval()
     value, task = x.estimate.value, TITLES[study.main]
@@ -73,7 +75,7 @@ def _verdict(x: Answer, study: Study, outcome: Outcome, runs: list[Run]) -> str:
         text += (
             f" (95 % interval over trainings {signed(low, 1)} to {signed(high, 1)}; {counts}; p = {x.p_holm:.2g} after "
         )
-        text += f"Holm's correction; {'registered' if outcome.experiment.registered else 'exploratory'})."
+        text += f"Holm's correction; {kind})."
     if any(said.startswith(NOT_LEARNED) for said in learned(runs)):
         text += " Some trainings have not learned to retrieve even at the training length."
     return text

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..analysis.registered import outcomes
 from ..analysis.results import Run, survey
-from ..analysis.selection import all_comparable, not_comparable
+from ..analysis.selection import all_comparable, empty_answers, not_comparable
 from ..analysis.units import SHOWN, Registration, counting, read_registration, several
 from ..files import write_bytes, write_text
 from ..pages import render
@@ -188,7 +188,7 @@ def check_room(out: Path) -> None:
 def _page(runs: list[Run], registration: Registration | None, left_out: list[str], problems: list[str]) -> Page:
     all_comparable(runs)
     judged = outcomes(runs, registered=registration is not None)
-    said = answers(judged, left_out) + (several(runs) if registration is None else [])
+    said = answers(judged, left_out) + empty_answers(runs) + (several(runs) if registration is None else [])
     kind = "exploratory, no plan was given"
     if registration is not None:
         kind = f"the registered plan {registration.plan[:SHOWN]}"

@@ -1,8 +1,8 @@
 """`qed reproduce --collect`: results without models and data, small enough to keep.
 
 Answers, metrics and eigenvalues are packed, and other JSON files are kept as they are. `qed report` reads packed
-results too. Trainings that are collected into one folder at different times stand side by side there. Trainings at
-several settings are many and small: all of them become one archive.
+results too. Trainings that are collected into one folder at different times stand side by side there, and its
+plan.json says all of them. Trainings at several settings are many and small: all of them become one archive.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from ..eval.task import RecallTask
 from ..eval.tasks import of_kind
 from ..files import read_json, write_bytes
 from ..provenance import last_name, without_folders
+from .plan import other_fields
 
 PREDICTION_CHARACTERS = 160  # characters of a prediction that are kept
+ADDED = {"arms", "seeds", "settings"}  # fields of a plan of which a folder has those of all that was collected in it
 EVERY = 10  # metrics of every tenth step are kept, and those of validations and of the last step
 VALIDATIONS, LOSSES = 4, ("step", "tokens", "loss", "validation_loss")  # kept of trainings at several settings
 LEFT_OUT = {"prompt_sha256"}  # not needed: the name of the prompts' file and a line's index tell which prompt it is
@@ -33,17 +35,22 @@ LICENSED = {"gold"}  # left out for recall tasks, whose answers belong to a data
 def collect(out: Path, target: Path) -> int:
     """Copy the results of a folder of `qed reproduce` to `target`, packed, and return the number of files read.
 
-    Nothing is written before all of it is read.
+    Nothing is written before all of it is read. A folder with the results of a reproduction that differs in more than
+    arms, seeds and settings raises ValueError.
     """
     if not (out / "plan.json").exists():
         raise ValueError(f"--out: expected a folder of `qed reproduce`, got {out}")
-    if has_settings(out / "runs"):
-        return _collect_settings(out, target)
+    if target.resolve() == out.resolve():
+        raise ValueError(f"--collect: expected another folder than that of the reproduction, got {target}")
+    plan = _plan_of_both(out, target)
+    with unpacked_runs(out) as runs:
+        if runs is not None and has_settings(runs):
+            return _collect_settings(out, runs, target, plan)
     examples = Examples(target)
     answers: dict[Path, list[dict[str, Any]]] = {}
-    made: dict[Path, bytes] = {}
-    count = 0
-    names = ["plan.json", "state.json", "data/index.json", "validation/index.json"]
+    made: dict[Path, bytes] = {target / "plan.json": plan}
+    count = 1
+    names = ["state.json", "data/index.json", "validation/index.json"]
     for path in [*(out / name for name in names), *sorted((out / "runs").rglob("*.json*"))]:
         inside = path.relative_to(out)
         if not path.exists() or {"checkpoints", "export", "prompts", "tensorboard", "wandb"} & set(inside.parts):
@@ -72,28 +79,47 @@ def collect(out: Path, target: Path) -> int:
     for path, content in (made | ({examples.path: examples.compressed()} if examples.known else {})).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content)
+    for folder, results in answers.items():  # what was not finished when it was collected before lies there unpacked
+        for name in (f"{x['name']}{kind}" for x in results for kind in (".json", ".jsonl.xz")):
+            (folder / name).unlink(missing_ok=True)
     if (out / "report").is_dir():
         shutil.copytree(out / "report", target / "report", dirs_exist_ok=True)
     return count
 
 
-def _collect_settings(out: Path, target: Path) -> int:
-    """Put the configuration, the result and a few metrics of every training into one archive beside those that are
-    there, and copy the plan and the report; return the number of trainings."""
+def _plan_of_both(out: Path, target: Path) -> bytes:
+    """The plan of a folder as it is kept, together with the arms, seeds and settings of what is kept in `target`."""
+    now, path = json.loads(_without_folders(out / "plan.json", out)), target / "plan.json"
+    if path.exists():
+        before = read_json(path, "the plan of a reproduction")
+        changed = other_fields(before, now)
+        if changed:
+            raise ValueError(f"--collect: {target} has results of other {', '.join(changed)}; use another folder")
+        for name in ADDED & before.keys() & now.keys():
+            now[name] = [*before[name], *(x for x in now[name] if x not in before[name])]
+        now |= {"imported": before.get("imported", {}) | now.get("imported", {})}
+    return (json.dumps(now, indent=2) + "\n").encode()
+
+
+def _collect_settings(out: Path, runs: Path, target: Path, plan: bytes) -> int:
+    """Put the configuration, the result and a few metrics of every training in `runs` into one archive beside those
+    that are there, and write the plan; return the number of trainings. The report is copied if it has all of them."""
     kept: dict[str, bytes] = {}
     with unpacked_runs(target) as before:
         for path in sorted(before.rglob("*.json*")) if before is not None else []:
             kept[path.relative_to(before).as_posix()] = path.read_bytes()  # type: ignore[arg-type]
-    folders = [path.parent for path in sorted((out / "runs").glob("*/*/config.json"))]
+    folders = [path.parent for path in sorted(runs.glob("*/*/config.json"))]
+    names = {(folder / "config.json").relative_to(runs).as_posix() for folder in folders}
+    others = {name for name in kept if name.endswith("/config.json")} - names
     for folder in folders:
         for path in (folder / "config.json", *sorted((folder / "eval").glob("*.json"))):
-            kept[path.relative_to(out / "runs").as_posix()] = _without_folders(path, out).encode()
+            kept[path.relative_to(runs).as_posix()] = _without_folders(path, out).encode()
         rows = [json.dumps(row) for row in _few(list(lines(folder / "metrics.jsonl")))]
-        kept[(folder / "metrics.jsonl").relative_to(out / "runs").as_posix()] = "\n".join([*rows, ""]).encode()
+        kept[(folder / "metrics.jsonl").relative_to(runs).as_posix()] = "\n".join([*rows, ""]).encode()
     target.mkdir(parents=True, exist_ok=True)
     write_bytes(target / PACKED, _archive(kept))
-    write_bytes(target / "plan.json", _without_folders(out / "plan.json", out).encode())
-    if (out / "report").is_dir():  # the page and the figures for print can be made again
+    write_bytes(target / "plan.json", plan)
+    if (out / "report").is_dir() and not others:  # the page and the figures for print can be made again
         unwanted = shutil.ignore_patterns("*.html", "*.pdf")
         shutil.copytree(out / "report", target, dirs_exist_ok=True, ignore=unwanted)
     return len(folders)

@@ -37,6 +37,8 @@ from ..recipes.paper import ARMS
 from ..rules import RULES
 from ..train.config import TrainConfig
 
+# Fields of a plan that change nothing about a training; to the files that are imported others may be added.
+MAY_CHANGE = {"arms", "seeds", "settings", "jobs", "imported"}
 ALL_STAGES = ("train", "eval", "off", "strength", "eigenvalues")
 
 
@@ -159,6 +161,17 @@ class Plan:
         values = json.loads(text)
         lists = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}
         return Plan(**(values | lists))
+
+
+def other_fields(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The fields in which two plans are of different reproductions, whose trainings do not belong into one folder.
+
+    Args:
+        before: an earlier plan, as JSON. It may be of a version that did not have all fields.
+        now: a plan, as JSON.
+    """
+    usual = json.loads(json.dumps({x.name: x.default for x in dataclasses.fields(Plan)}, default=str))
+    return sorted(x for x in now if (usual | before).get(x) != now[x] and x not in MAY_CHANGE)
 
 
 def _without_files(scale: str, files: Files) -> None:

@@ -12,7 +12,6 @@ The same command resumes where it stopped: finished stages are not done again.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -44,13 +43,11 @@ from ..train.step import tokens_per_second
 from .board import Board
 from .corpus import make_data
 from .looking import look_inside_one
-from .plan import Plan, Unit
+from .plan import Plan, Unit, other_fields
 from .progress import accuracies, arms_table, show_state, write_state
 from .unit import ELSEWHERE, finished, options
 
 FAILED = 1
-# Fields of a plan that change nothing about a training; to the files that are imported others may be added.
-MAY_CHANGE = {"arms", "seeds", "settings", "jobs", "imported"}
 GRACE = 120  # seconds that a unit has for saving before it is killed
 
 
@@ -59,15 +56,12 @@ def _write_plan(plan: Plan, out: Path) -> None:
     path = out / "plan.json"
     if path.exists():
         before = read_json(path)
-        now = json.loads(plan.to_json())
         if not isinstance(before, dict):
             raise ValueError(f"{path}: expected the plan of a reproduction, got {str(before)[:100]}")
-        usual = {x.name: x.default for x in dataclasses.fields(Plan)}  # for fields that an earlier version did not have
-        before = json.loads(json.dumps(usual | {"imported": {}} | before, default=str))
-        changed = sorted(name for name in now if before[name] != now[name] and name not in MAY_CHANGE)
+        changed = other_fields(before, json.loads(plan.to_json()))
         if changed:
             raise ValueError(f"--out: {out} holds a reproduction with other {', '.join(changed)}; use another folder")
-        check_imported(before["imported"], out)
+        check_imported(before.get("imported", {}), out)
     write_json(path, json.loads(plan.to_json()))
 
 

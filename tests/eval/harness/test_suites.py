@@ -127,6 +127,9 @@ def test_what_is_generated_is_lm_evals_own(checkpoint: Path, theirs: Any) -> Non
     cut = ours.generate_until(asked([stop]))
     assert cut == [text.split(stop)[0] for text in whole]
     assert cut != whole
+    for length in (20, 24):  # no room for a prompt, which lm-eval refuses too
+        with pytest.raises(ValueError, match=f"--max-length: expected more than 24 new tokens, got {length}"):
+            harness_model()(str(checkpoint), batch_size=2, max_length=length).generate_until(asked([]))
 
 
 def test_a_text_begins_with_the_tokenizers_own_token(checkpoint: Path) -> None:

@@ -130,13 +130,16 @@ class Answering:
         for same in alike.values():
             settings = normalize_gen_kwargs(asked[same[0]][1], self.max_gen_toks)
             stops = [x for x in settings["until"] if x]
+            if (room := self.max_length - settings["max_gen_toks"]) < 1:
+                new = settings["max_gen_toks"]
+                raise ValueError(f"--max-length: expected more than {new} new tokens, got {self.max_length}")
             same.sort(key=lambda i: (len(ids[i]), i))
             for batch in (same[n : n + self.batch_size] for n in range(0, len(same), self.batch_size)):
                 if not missing.intersection(batch):
                     continue
                 said = answers(
                     self.model,
-                    [ids[i][-(self.max_length - settings["max_gen_toks"]) :] for i in batch],
+                    [ids[i][-room:] for i in batch],
                     new_tokens=settings["max_gen_toks"],
                     ends={self.eot_token_id} | self.model.end_tokens(),
                     batch=self.batch_size,
