@@ -54,7 +54,7 @@ def test_right_is_told_from_wrong() -> None:
     model.eval()
     test = [sample(random, 24 + i % 16) for i in range(200)]
     prompts = [encoder.encode(prompt).ids for prompt, _ in test]
-    said = [encoder.decode(x) for x in answers(model, prompts, new_tokens=4, ends={0}, batch=200)]
+    said = [encoder.decode(x.tokens) for x in answers(model, prompts, new_tokens=4, ends={0}, batch=200)]
     golds = [value for _, value in test]
     right = sum(correct(x, gold) for x, gold in zip(said, golds, strict=True)) / 200
     shuffled = sum(correct(x, gold) for x, gold in zip(said, golds[7:] + golds[:7], strict=True)) / 200

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from qed.data import tokenization
 from qed.data.prepare import prepare
 from qed.data.synthetic import documents
 from qed.eval import answers as answering
-from qed.eval.answers import answers, read
+from qed.eval.answers import Answer, answers, read
 from qed.eval.options import Options
+from qed.eval.packing import ANSWERS, EXAMPLES, Examples, compressed, packed, unpacked
 from qed.eval.prompts import frozen, needle_and_question, needle_prompts
 from qed.eval.records import write_rows
 from qed.testing import relative_error
@@ -77,14 +79,55 @@ def test_answers_in_a_batch_are_those_alone(kinds: list[str], monkeypatch: pytes
         given = torch.tensor([ids])
         options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
         truth.append(model.generate(given, attention_mask=torch.ones_like(given), **options)[0, len(ids) :].tolist())
-    assert answers(model, prompts, new_tokens=12, ends=set(), batch=4) == truth
+    assert answers(model, prompts, new_tokens=12, ends=set(), batch=4) == [Answer(row) for row in truth]
     end = truth[1][5]
     cut = [row[: row.index(end)] if end in row else row for row in truth]
-    assert answers(model, prompts, new_tokens=12, ends={end}, batch=4) == cut
+    assert answers(model, prompts, new_tokens=12, ends={end}, batch=4) == [Answer(row) for row in cut]
     with torch.no_grad():
         logits, _ = read(model, prompts)
         for row, ids in zip(logits, prompts, strict=True):
             assert relative_error(row, model(torch.tensor([ids])).logits[0, -1]) < 1e-4
+
+
+@pytest.mark.parametrize("where", ["logits", "state"])
+def test_answers_of_numbers_that_are_not_finite_are_marked(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One prompt's overflow is its own, and no other prompt of the batch is touched."""
+    torch.manual_seed(0)
+    model = QEDForCausalLM(QEDConfig.tiny(initializer_range=0.3)).eval()
+    prompts = [torch.randint(10, 256, (n,)).tolist() for n in (50, 7, 99)]
+    before = answers(model, prompts, new_tokens=2, ends=set(), batch=4)
+    assert [x.finite for x in before] == [True, True, True]
+    assert not caplog.records
+
+    def overflow(module: torch.nn.Module, given: Any, found: Any) -> None:
+        if where == "logits":
+            found[1] = float("nan")
+        elif given[0].shape[1] == 1:  # after the only step
+            found[1].recurrent[1] = float("inf")
+
+    (model.lm_head if where == "logits" else model.model.layers[-1]).register_forward_hook(overflow)
+    found = answers(model, prompts, new_tokens=2, ends=set(), batch=4)
+    assert [x.finite for x in found] == [True, False, True]
+    assert (found[0], found[2]) == (before[0], before[2])
+    assert "not finite in 1 of 3 answers" in caplog.text
+
+
+def test_a_result_counts_answers_that_say_nothing(tmp_path: Path, checkpoint: Path, words: Path) -> None:
+    model = QEDForCausalLM.from_pretrained(checkpoint)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    shutil.copytree(checkpoint, tmp_path / "broken")
+    model.save_pretrained(tmp_path / "broken")
+    assert needle_run(tmp_path / "out", tmp_path / "broken", words)[0] == 0
+    result = json.loads((tmp_path / "out" / "niah_single_1-768.json").read_text())["result"]
+    rows = [json.loads(line) for line in (tmp_path / "out" / "niah_single_1-768.jsonl").read_text().splitlines()]
+    assert result["not_finite"] == len(rows) == 10
+    assert not any(row["finite"] for row in rows)
+    kept = Examples(tmp_path)
+    line = packed("niah_single_1-768", {"about": {"prompts": "p"}, "result": result}, rows, kept)
+    (tmp_path / EXAMPLES).write_bytes(kept.compressed())
+    (tmp_path / "out" / ANSWERS).write_bytes(compressed([line]))
+    assert unpacked(tmp_path / "out")["niah_single_1-768"][1] == sorted(rows, key=lambda row: row["index"])
 
 
 def test_prompts_only(tmp_path: Path, checkpoint: Path, words: Path) -> None:

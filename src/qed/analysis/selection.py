@@ -115,16 +115,22 @@ def all_comparable(runs: list[Run]) -> None:
 
 
 def empty_answers(runs: list[Run]) -> list[str]:
-    """Sentences about results that have not one answer with any text: they count as wrong, but a reader should know."""
+    """Sentences about results that have not one answer with any text, or answers after numbers that were not finite:
+    they count as they are, but a reader should know."""
     said = []
     for run in runs:
         scales = {1.0: run.results} | {scale: x for scale, x in run.strengths.items() if scale != 1.0}
         for scale, name, result in ((scale, name, x) for scale, some in scales.items() for name, x in some.items()):
             answers = [row.get("prediction") for row in result.rows] if "correct" in result.result else []
-            if answers and all(isinstance(x, str) and not x.strip() for x in answers):
+            title = f"{name_of(run.arm)} seed {run.seed} at s = {scale:g}, {result_title(name, [result])}"
+            if count := result.result.get("not_finite"):
                 said.append(
-                    f"{name_of(run.arm)} seed {run.seed} at s = {scale:g}, {result_title(name, [result])}: all "
-                    f"{len(answers)} answers are empty, and count as wrong. A model says nothing where its logits are "
-                    "not finite, or where it ends its text at once."
+                    f"{title}: the model's numbers were not finite in {count} of {len(answers)} answers, which say "
+                    "nothing and count as they are."
+                )
+            elif answers and all(isinstance(x, str) and not x.strip() for x in answers):
+                said.append(
+                    f"{title}: all {len(answers)} answers are empty, and count as wrong. A model says nothing where "
+                    "its logits are not finite, or where it ends its text at once."
                 )
     return said

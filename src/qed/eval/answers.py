@@ -6,16 +6,28 @@ state has the same size after 32 or 32,768 tokens. Then all are continued token 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ..model.cache import QEDCache
 from ..model.causal_lm import QEDForCausalLM
 from ..model.decoding import continued
 from ..model.sampling import Sampling
 
+_log = logging.getLogger("qed")
 PIECE_TOKENS = 65_536  # tokens of all prompts together that the model reads at once
+
+
+class Answer(NamedTuple):
+    """The new tokens after a prompt, and whether the model's numbers were finite after the last of them. If they were
+    not, its logits say nothing: the likeliest token is then the first of the vocabulary."""
+
+    tokens: list[int]
+    finite: bool = True
 
 
 @torch.no_grad()
@@ -53,7 +65,7 @@ def answers(
     ends: set[int],
     batch: int,
     finished: Callable[[list[int]], bool] | None = None,
-) -> list[list[int]]:
+) -> list[Answer]:
     """The new tokens after every prompt, up to the first end.
 
     Args:
@@ -77,4 +89,18 @@ def answers(
         if bool(ended.all()):
             break
     rows = torch.cat(parts, 1).tolist()
-    return [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in rows]
+    said = [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in rows]
+    finite = _finite(logits, cache)[:count].tolist()
+    if not all(finite):
+        _log.warning(
+            "the model's numbers are not finite in %d of %d answers, which say nothing", finite.count(False), count
+        )
+    return [Answer(*x) for x in zip(said, finite, strict=True)]
+
+
+def _finite(logits: torch.Tensor, cache: QEDCache) -> torch.Tensor:
+    """Whether all numbers are finite, for every row of a batch: those of the first logits, and of the states at the
+    end, which what is not finite never leaves."""
+    numbers = [logits, *(x for x in tree_leaves(list(cache.states.values())) if torch.is_tensor(x))]
+    each = [x.isfinite().flatten(1).all(1) for x in numbers if x.is_floating_point() and x.numel()]
+    return torch.stack(each).all(0)

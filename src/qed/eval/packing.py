@@ -19,7 +19,7 @@ from typing import Any
 from .records import lines
 
 ANSWERS, EXAMPLES = "answers.jsonl.xz", "examples.jsonl.xz"
-OWN = ("index", "prediction", "correct")  # fields of a line that are not about its prompt
+OWN = ("index", "prediction", "correct", "finite")  # fields of a line that are not about its prompt
 LEVELS = 5  # folders above the answers in which the examples may be
 Rows = list[dict[str, Any]]
 
@@ -71,7 +71,8 @@ def packed(name: str, summary: dict[str, Any], rows: Rows, examples: Examples) -
     """
     ordered = sorted(rows, key=lambda row: row["index"])
     examples.add(summary["about"]["prompts"], ordered)
-    return {"name": name, "summary": summary, "answers": [[row["prediction"], row["correct"]] for row in ordered]}
+    answers = [[row["prediction"], row["correct"], *([False] if "finite" in row else [])] for row in ordered]
+    return {"name": name, "summary": summary, "answers": answers}
 
 
 def unpacked(folder: Path) -> dict[str, tuple[dict[str, Any], Rows]]:
@@ -91,8 +92,8 @@ def unpacked(folder: Path) -> dict[str, tuple[dict[str, Any], Rows]]:
             results[name] = (
                 summary,
                 [
-                    {"index": i, "prediction": text, "correct": score} | about
-                    for i, ((text, score), about) in enumerate(zip(answers, said, strict=True))
+                    {"index": i, "prediction": text, "correct": score} | ({"finite": False} if more else {}) | about
+                    for i, ((text, score, *more), about) in enumerate(zip(answers, said, strict=True))
                 ],
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ from ..model.causal_lm import QEDForCausalLM
 from ..model.loading import load
 from ..ops import explain
 from ..provenance import provenance
-from .answers import answers
+from .answers import Answer, answers
 from .options import Options
 from .prompts import FrozenPrompts, Prompt, check_needles, frozen, needle_prompts, progress, recall_prompts
 from .records import Results, check_same, digest, text_digest
@@ -128,14 +128,16 @@ class Evaluation:
                     continue
                 ids = [prompts[i].ids for i in batch]
                 said = answers(self.model, ids, new_tokens=task.new_tokens, ends=ends, batch=self.options.batch)
-                texts = dict(zip(batch, map(self.tokenizer.decode, said), strict=True))
-                results.add([self._row(i, prompts[i], texts[i], task.correct) for i in left])
+                answered = dict(zip(batch, said, strict=True))
+                results.add([self._row(i, prompts[i], answered[i], task.correct) for i in left])
                 bar.update(shown, completed=len(results.rows))
         rows = results.rows.values()
         right = sum(row["correct"] for row in rows)
         result = {"samples": len(rows), "correct": right, "accuracy": right / len(rows)}
         tokens = sorted(row["tokens"] for row in rows)
         result |= {"tokens": {"least": tokens[0], "median": tokens[len(tokens) // 2], "most": tokens[-1]}}
+        not_finite = sum(not row.get("finite", True) for row in rows)
+        result |= {"not_finite": not_finite} if not_finite else {}
         return results.finish(result) | {"seconds": time.perf_counter() - start}
 
     @staticmethod
@@ -149,8 +151,8 @@ class Evaluation:
                     f"example {index}; use another --out"
                 )
 
-    @staticmethod
-    def _row(index: int, prompt: Prompt, said: str, correct: Judge) -> dict[str, Any]:
+    def _row(self, index: int, prompt: Prompt, answer: Answer, correct: Judge) -> dict[str, Any]:
+        said = self.tokenizer.decode(answer.tokens)
         return {
             "index": index,
             "prompt_sha256": text_digest(prompt.text),
@@ -158,6 +160,7 @@ class Evaluation:
             "gold": prompt.golds[0] if len(prompt.golds) == 1 else list(prompt.golds),
             "correct": int(any(correct(said, gold) for gold in prompt.golds)),
             "tokens": len(prompt.ids),
+            **({} if answer.finite else {"finite": False}),
             **prompt.more,
         }
 

@@ -73,7 +73,11 @@ def refusal(why: str) -> Callable[..., None]:
 
 
 def keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keep nothing for a gradient that is refused."""
+    """Keep nothing for a gradient that is refused.
+
+    Args:
+        ctx, inputs, output: what torch gives every such function.
+    """
 
 
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

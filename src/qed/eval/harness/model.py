@@ -145,8 +145,8 @@ class Answering:
                     batch=self.batch_size,
                     finished=partial(self._has_stop, stops) if stops else None,
                 )
-                for i, row in zip(batch, said, strict=True):
-                    text = self.tokenizer.decode(row, skip_special_tokens=True)
+                for i, answer in zip(batch, said, strict=True):
+                    text = self.tokenizer.decode(answer.tokens, skip_special_tokens=True)
                     if i in missing:
                         yield i, postprocess_generated_text(text, stops, None)
 

@@ -73,10 +73,11 @@ class Inputs(NamedTuple):
     def laid_out(self) -> Inputs:
         """Return the inputs as the kernels read them: in each tensor [B, T, ·] all tokens are equally far apart in
         memory, and parameters are contiguous."""
-        qkv, taps, *gates = self[:5]
-        laid = (None if y is None else _evenly_spaced(y) for y in gates)
-        parameters = (None if y is None else y.contiguous() for y in self[5:9])
-        return Inputs(_evenly_spaced(qkv), taps, *laid, *parameters, *self[9:])
+        b, w, f = (None if y is None else _evenly_spaced(y) for y in (self.b, self.w, self.f))
+        parameters = (self.A_log, self.dt_bias, self.strength, self.direction)
+        A_log, dt_bias, strength, direction = (None if y is None else y.contiguous() for y in parameters)
+        laid = self._replace(qkv=_evenly_spaced(self.qkv), b=b, w=w, f=f)
+        return laid._replace(A_log=A_log, dt_bias=dt_bias, strength=strength, direction=direction)
 
     def strides(self) -> list[int]:
         """Return the distances in memory between tokens in qkv, b, w and f."""
