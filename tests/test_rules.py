@@ -427,3 +427,25 @@ def test_decoding_takes_one_token() -> None:
     x = drawn(0)
     with pytest.raises(ValueError, match=r"q: expected one token, \[B, 1, H, K\], got \[2, 37, 3, 8\]"):
         RULES["gdn2"].attend_step(projections("gdn2", x), state=x["state"])
+
+
+@given(seed=seeds)
+def test_with_one_gate_a_head_no_step_lengthens_a_vector(seed: int) -> None:
+    x = drawn(seed)
+    for name in ("deltanet", "gdn", "kda"):
+        operands = RULES[name].operands(projections(name, x))
+        steps = EYE - operands.k[..., :, None] * operands.a[..., None, :]
+        assert torch.linalg.matrix_norm(steps, ord=2).max() < 1 + 1e-12
+
+
+@pytest.mark.parametrize(("strength", "growth"), [(0.0, 1.2466), (0.25, 1.4413)])
+def test_with_a_gate_for_each_channel_two_tokens_by_turns_let_a_state_grow(strength: float, growth: float) -> None:
+    """GDN-2 and QED: `docs/design/algebra.md` has the same by hand."""
+    turns = 100
+    k = torch.tensor([[0.2, 0.8], [0.8, 0.2]]).double().sqrt().repeat(turns, 1)[None, :, None]
+    b = torch.eye(2).double().repeat(turns, 1)[None, :, None]
+    nothing, state = torch.zeros_like(k), torch.ones(1, 1, 2, 2).double()
+    for _ in range(2):
+        before = state
+        _, state = qed_attention(b, k, nothing, nothing, b, nothing, strength=strength, initial_state=before)
+    assert float(state.norm() / before.norm()) ** (1 / turns) == pytest.approx(growth, abs=1e-4)
