@@ -75,6 +75,16 @@ def test_packed_is_separate_gradients_included(stack: str) -> None:
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("stack", STACKS)
+def test_empty_packed_sequences_change_nothing(stack: str) -> None:
+    """Neither before, between nor behind the others."""
+    model, x = make(stack), tokens(1, 20)
+    truth = model(x, labels=x, cu_seqlens=torch.tensor([0, 6, 20]))
+    found = model(x, labels=x, cu_seqlens=torch.tensor([0, 0, 0, 6, 6, 20, 20]))
+    assert close(found.logits, truth.logits)
+    assert close(found.loss, truth.loss)
+
+
 @pytest.mark.parametrize("sizes", [[20], [1] * 20, [3, 1, 1, 7, 8], [19, 1]])
 @pytest.mark.parametrize("stack", STACKS)
 def test_prefill_in_pieces_of_any_size(stack: str, sizes: list[int]) -> None:

@@ -328,17 +328,17 @@ def causal_loss(
     Args:
         logits: [B, T, vocabulary].
         labels: [B, T]; −100 is ignored.
-        cu_seqlens: offsets of packed sequences, whose last tokens predict nothing.
+        cu_seqlens: offsets of packed sequences, whose first tokens nothing predicts.
         items: what to divide the sum by; None for how many predictions there are.
     """
     if labels.shape != logits.shape[:2]:
         raise ValueError(
             f"labels: expected a token for every input, {list(logits.shape[:2])}, got {list(labels.shape)}"
         )
-    targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-    if cu_seqlens is not None:
-        last = (cu_seqlens[1:] - 1).clamp(min=0)
-        targets = targets.index_fill(1, last.to(torch.int64), -100)
+    targets = nn.functional.pad(labels, (0, 1), value=-100)
+    if cu_seqlens is not None:  # an empty sequence begins where the next one does, or behind the last token
+        targets = targets.index_fill(1, cu_seqlens[:-1].to(torch.int64), -100)
+    targets = targets[:, 1:]
     wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
     if items is None:
         return nn.functional.cross_entropy(wide, targets.flatten())
