@@ -177,6 +177,10 @@ def test_back_to_nothing() -> None:
     text.check()
 
 
+def test_an_empty_cache_has_no_batch_size_yet() -> None:
+    assert QEDCache().batch_size == -1  # transformers' own caches say it so
+
+
 @torch.no_grad()
 def test_what_is_kept_does_not_grow() -> None:
     """Neither with the tokens that are decoded, nor with the prompt it was cut from."""

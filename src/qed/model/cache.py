@@ -77,6 +77,11 @@ class QEDCache(Cache):
         copied.removable, copied.there = self.removable, self.there
         return copied
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: the states, and nothing of a model's decoders."""
+        self.detach()
+        return self.__dict__ | {"states": dict(self.states), "generating": False, "checked": None}
+
     def expect(self, candidates: int) -> None:
         """Say that so many of the next call's last tokens may be removed again. A cache that can go back then keeps as
         much as that takes, even if it is more than `rewind`."""
@@ -170,8 +175,8 @@ class QEDCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """How many sequences there are."""
-        return next(iter(self.states.values()))[0].shape[0]
+        """How many sequences there are; −1 before some layer has run, as in transformers."""
+        return next(iter(self.states.values()))[0].shape[0] if self.states else -1
 
     @property
     def is_compileable(self) -> bool:
