@@ -96,18 +96,34 @@ def test_prefill_in_pieces_of_any_size(stack: str, sizes: list[int]) -> None:
     assert cache.get_seq_length() == 20
 
 
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 1, "return_dict_in_generate": True}])
+@pytest.mark.parametrize("where", ["left", "right", "between"])
 @pytest.mark.parametrize("stack", STACKS)
-def test_greedy_generation_is_recomputing(stack: str) -> None:
+def test_greedy_generation_is_recomputing(stack: str, where: str, options: dict[str, object]) -> None:
     model, prompts = make(stack), [tokens(8)[:n] for n in (8, 3)]
-    ids, mask = padded(prompts, "left")
-    found = model.generate(
-        ids, attention_mask=mask, max_new_tokens=7, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
+    ids, mask = padded(prompts, where)
+    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None, "pad_token_id": 0} | options
+    found = model.generate(ids, attention_mask=mask, **options)
+    found = found if isinstance(found, torch.Tensor) else found.sequences
+    assert torch.equal(found[:, : ids.shape[1]], ids)
     for row, prompt in zip(found[:, ids.shape[1] :], prompts, strict=True):
         text = prompt
         for _ in range(7):
             text = torch.cat([text, model(text[None]).logits[0, -1].argmax()[None]])
         assert torch.equal(row, text[len(prompt) :])
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=str)
+def test_padding_behind_a_prompt_is_inert_in_other_ways_to_generate(options: dict[str, int]) -> None:
+    """A prompt of tokens with several beams or with drafts, and one of embeddings."""
+    model, x = make(), tokens(6).repeat(2)
+    ids, mask = padded([x], "right")
+    options |= {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    truth = model.generate(x[None], **options)[:, 12:]
+    assert torch.equal(model.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :], truth)
+    if "num_beams" in options:
+        inputs = model.model.embed_tokens(ids).detach()
+        assert torch.equal(model.generate(inputs_embeds=inputs, attention_mask=mask, **options), truth)
 
 
 @pytest.mark.parametrize("stack", STACKS)

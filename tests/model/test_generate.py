@@ -146,6 +146,7 @@ def test_tokens_are_transformers_own(way: str) -> None:
         {"max_new_tokens": 12, "num_return_sequences": 2, "do_sample": True},
         {"max_new_tokens": 12, "prefill_chunk_size": 4},
         {"max_new_tokens": 12, "attention_mask": torch.ones(2, 10).index_fill(1, torch.arange(3), 0)},
+        {"max_new_tokens": 12, "attention_mask": torch.ones(2, 10).index_fill(1, torch.arange(7, 10), 0)},
     ],
     ids=str,
 )

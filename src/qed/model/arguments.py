@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..choices import nearest
+from .cache import QEDCache
 from .config import QEDConfig
 
 
@@ -45,6 +46,15 @@ def wants_hidden_states(config: QEDConfig, output_hidden_states: bool | None, ou
     if not isinstance(wanted, bool | None):
         raise ValueError(f"output_hidden_states: expected True for all layers, or False, got {wanted!r}")
     return bool(wanted)
+
+
+def mask_of(x: Tensor, mask: Tensor, cache: QEDCache | None) -> Tensor:
+    """Return the part of a mask that is about x [B, T, …], which may come with the tokens before them."""
+    before = 0 if cache is None else cache.tokens
+    if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
+        expected = f"[{x.shape[0]}, {before + x.shape[1]}]"
+        raise ValueError(f"attention_mask: expected shape {expected}, got {list(mask.shape)}")
+    return mask[:, mask.shape[1] - x.shape[1] :]
 
 
 def offsets(

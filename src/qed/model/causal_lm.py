@@ -14,7 +14,7 @@ from transformers.utils import can_return_tuple
 from ..layers import Attention, Mixer, QEDBlock, RMSNorm, Sequences
 from ..layers.sequences import DENSE
 from ..routes import AUTO, REFERENCE, Call
-from .arguments import offsets, refuse_unknown, wants_hidden_states
+from .arguments import mask_of, offsets, refuse_unknown, wants_hidden_states
 from .base import QEDPreTrainedModel
 from .cache import QEDCache, check_cache
 from .config import QEDConfig
@@ -168,22 +168,13 @@ class QEDModel(QEDPreTrainedModel):
         check_cache(cache)
         if packed is not None:
             return Sequences(cu_seqlens=packed)
-        return DENSE if mask is None else Sequences.from_mask(_mask_of(x, mask, cache))
+        return DENSE if mask is None else Sequences.from_mask(mask_of(x, mask, cache))
 
 
 def _in_its_precision(x: Tensor) -> Tensor:
     """Return the residual stream in the precision of its layers: with autocast it is in low precision too."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
-
-
-def _mask_of(x: Tensor, mask: Tensor, cache: QEDCache | None) -> Tensor:
-    """Return the part of a mask that is about x [B, T, …], which may come with the tokens before them."""
-    before = 0 if cache is None else cache.tokens
-    if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
-        expected = f"[{x.shape[0]}, {before + x.shape[1]}]"
-        raise ValueError(f"attention_mask: expected shape {expected}, got {list(mask.shape)}")
-    return mask[:, mask.shape[1] - x.shape[1] :]
 
 
 class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
@@ -316,7 +307,7 @@ class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
         if route.name == REFERENCE:
             return None
         cache = QEDCache() if cache is None else cache
-        logits = route.run(asked, cache, tokens, None if mask is None else _mask_of(tokens, mask, cache))
+        logits = route.run(asked, cache, tokens, None if mask is None else mask_of(tokens, mask, cache))
         return CausalLMOutputWithPast(logits=logits[:, None].clone(), past_key_values=cache)
 
 

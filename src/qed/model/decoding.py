@@ -25,7 +25,9 @@ from torch import Tensor
 from ..layers import Mixer, MixerState, RMSNorm, Sequences
 from ..layers.obstacles import contiguity_obstacle, plain_linear_obstacle
 from ..layers.routes import BLOCK, normed_projection, write_likeliest
+from ..layers.sequences import padding_first
 from ..routes import Call
+from .arguments import mask_of
 from .cache import QEDCache
 from .fingerprint import fingerprint
 from .replaying import Replayed
@@ -323,12 +325,14 @@ def stream(
         input_ids: the prompts [B, T].
         max_new_tokens: how many tokens to generate.
         sampling: how tokens are chosen; None for the likeliest.
-        attention_mask: [B, T], 1 at the tokens of padded prompts; None without padding.
+        attention_mask: [B, T], 1 at the tokens of padded prompts, wherever they stand; None without padding.
         together: how many tokens are yielded at a time, where decoding is captured: with 1 they come one by one, and
             the GPU waits for the caller after each. The first comes alone.
     """
     if together < 1:
         raise ValueError(f"together: expected a number of tokens, 1 or more, got {together}")
+    if attention_mask is not None:
+        input_ids, attention_mask = padding_first(input_ids, mask_of(input_ids, attention_mask, None))
     output = model(input_ids, attention_mask=attention_mask, use_cache=True, logits_to_keep=1)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling or Sampling()}
     logits, cache = output.logits[:, -1], output.past_key_values

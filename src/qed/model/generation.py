@@ -8,7 +8,9 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
+from ..layers.sequences import padding_first
 from ..routes import AUTO, REFERENCE, Call
+from .arguments import mask_of
 from .cache import QEDCache, check_cache
 from .generating import Ends
 from .routes import GENERATE, generation_asked
@@ -31,7 +33,8 @@ class QEDGenerationMixin(GenerationMixin):
     ) -> dict[str, Any]:
         """As in transformers. From the second step on, `generate` itself has made the token of every row and has added
         a column of ones to the mask for it: the mask says nothing then, and without it the step can be the captured
-        one. All calls of a `generate` take the decoder of the first that asks for one (`Decoders.look`).
+        one. Padding behind a prompt's tokens is read before them. All calls of a `generate` take the decoder of the
+        first that asks for one (`Decoders.look`).
 
         Args:
             input_ids, past_key_values, attention_mask, inputs_embeds: as `forward` takes them.
@@ -44,7 +47,7 @@ class QEDGenerationMixin(GenerationMixin):
             # A prompt that is read in pieces comes without `next_sequence_length`, and its mask is the caller's.
             if next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized:
                 attention_mask = None
-        return super().prepare_inputs_for_generation(
+        inputs = super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,
             past_key_values=past_key_values,
@@ -53,6 +56,11 @@ class QEDGenerationMixin(GenerationMixin):
             is_first_iteration=is_first_iteration,
             **kwargs,
         )
+        if attention_mask is not None:  # the logits that choose the next token are those of the last column
+            name = "input_ids" if inputs["input_ids"] is not None else "inputs_embeds"
+            mask = mask_of(inputs[name], attention_mask, past_key_values)
+            inputs[name], inputs["attention_mask"] = padding_first(inputs[name], mask)
+        return inputs
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *_: Any
