@@ -48,6 +48,7 @@ class QEDCache(Cache):
         self.generating = False  # whether the next call is one of a running `generate` …
         self.checked: Decoder | None = None  # … and the decoder of the model that it has checked
         self.given = False  # whether the caller of a running `generate` has this cache too
+        self.known = 0  # how many tokens of the text the next call of a running `generate` must not read again
 
     def attach(self, decoder: Decoder) -> None:
         """Make the states of a decoder the states of this cache. They change with every step of the decoder."""

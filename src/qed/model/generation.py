@@ -44,6 +44,10 @@ class QEDGenerationMixin(GenerationMixin):
         """
         if isinstance(past_key_values, QEDCache):
             past_key_values.generating = True
+            if past_key_values.known:  # transformers would give all drafts together with the whole text
+                next_sequence_length, past_key_values.known = input_ids.shape[1] - past_key_values.known, 0
+            if next_sequence_length is not None:
+                _check_unread(past_key_values, next_sequence_length)
             # A prompt that is read in pieces comes without `next_sequence_length`, and its mask is the caller's.
             if next_sequence_length == 1 and not is_first_iteration and past_key_values.is_initialized:
                 attention_mask = None
@@ -78,8 +82,13 @@ class QEDGenerationMixin(GenerationMixin):
             )
         cache = check_cache(model_kwargs.get("past_key_values"))
         if cache is not None:
-            cache.given, cache.checked = True, None
+            cache.given, cache.checked, cache.known = True, None, 0
         if not generation_config.use_cache:
+            if cache is not None and cache.is_initialized:
+                raise ValueError(
+                    "past_key_values: with use_cache=False every step reads the whole text from its beginning; "
+                    f"expected None, got {cache!r}"
+                )
             return
         rewind = 1 if generation_mode == GenerationMode.ASSISTED_GENERATION else 0
         if generation_config.is_assistant:
@@ -88,6 +97,21 @@ class QEDGenerationMixin(GenerationMixin):
             model_kwargs["past_key_values"] = QEDCache(rewind=rewind)
         elif generation_config.is_assistant and cache.rewind:
             cache.rewind = max(cache.rewind, rewind)
+
+    def _assisted_decoding(self, input_ids: Tensor, *, generation_config: Any, **options: Any) -> Any:
+        """As in transformers, whose first call reads the whole text, except that what a given cache has read is left
+        out of it (`prepare_inputs_for_generation`).
+
+        Args:
+            input_ids: the prompt [1, T], with the tokens that the cache has read or without them.
+            generation_config, options: as transformers has prepared them.
+        """
+        cache, mask = options.get("past_key_values"), options.get("attention_mask")
+        length = getattr(generation_config, "_mask_length", -1) if mask is None else mask.shape[1]
+        if isinstance(cache, QEDCache) and length == input_ids.shape[1]:
+            _check_unread(cache, length - cache.tokens)
+            cache.known = cache.tokens
+        return super()._assisted_decoding(input_ids, generation_config=generation_config, **options)
 
     def _sample(
         self,
@@ -130,4 +154,13 @@ class QEDGenerationMixin(GenerationMixin):
         raise NotImplementedError(
             "continuous batching: transformers' paged cache has no place for recurrent states; "
             "use `generate` with a padded batch, or vLLM with this package's plugin"
+        )
+
+
+def _check_unread(cache: QEDCache, tokens: int) -> None:
+    """Raise ValueError unless there are tokens of the prompt that a cache has not read."""
+    if tokens < 1:
+        raise ValueError(
+            "past_key_values: expected a cache that has not read the prompt's last token, since the logits after it "
+            f"are not kept, got {cache!r}; keep a `cache.copy()` from before that token"
         )
