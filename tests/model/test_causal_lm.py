@@ -264,6 +264,15 @@ def test_arguments_that_do_not_go_together() -> None:
         model(x, cu_seqlens=offsets, attention_mask=torch.ones_like(x))
     with pytest.raises(ValueError, match="cu_seqlens: packed sequences need batch size 1, got 2"):
         model(x.expand(2, -1), cu_seqlens=offsets)
+    with pytest.raises(ValueError, match=r"cu_seqlens: expected whole numbers \[N \+ 1\], .* got shape \[1, 3\]"):
+        model(x, cu_seqlens=offsets[None], position_ids=torch.arange(6))
+    for inputs in (x[0], x[None]):
+        with pytest.raises(ValueError, match=r"input_ids: expected shape \[B, T\], got "):
+            model(inputs)
+        with pytest.raises(ValueError, match=r"inputs_embeds: expected shape \[B, T, hidden\], got "):
+            model.model(inputs_embeds=inputs[..., 0].double())
+    with pytest.raises(ValueError, match="input_ids, inputs_embeds: expected exactly one of them"):
+        model(x, inputs_embeds=model.model.embed_tokens(x))
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \[1, 6\], got \[1, 4\]"):
         model(x, attention_mask=torch.ones(1, 4))
     with pytest.raises(TypeError, match=r"past_key_values: expected a QEDCache .* got tuple"):

@@ -316,6 +316,8 @@ def test_stream_draws_what_generate_draws() -> None:
         assert max(part.shape[1] for part in parts) == together
     with pytest.raises(ValueError, match="together: expected a number of tokens, 1 or more, got 0"):
         next(stream(model, x, max_new_tokens=3, together=0))
+    with pytest.raises(ValueError, match="max_new_tokens: expected a number of tokens, 1 or more, got 0"):
+        next(stream(model, x, max_new_tokens=0))
 
 
 def test_a_penalty_counts_in_a_stack_that_is_not_captured_too() -> None:

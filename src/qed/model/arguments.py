@@ -48,6 +48,19 @@ def wants_hidden_states(config: QEDConfig, output_hidden_states: bool | None, ou
     return bool(wanted)
 
 
+def given_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """Return the tokens [B, T] or the embeddings [B, T, hidden], whichever a call gives."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("input_ids, inputs_embeds: expected exactly one of them")
+    name, expected, x = "input_ids", "[B, T]", input_ids
+    if x is None:
+        name, expected, x = "inputs_embeds", "[B, T, hidden]", inputs_embeds
+    assert x is not None
+    if x.dim() != (2 if name == "input_ids" else 3):
+        raise ValueError(f"{name}: expected shape {expected}, got {list(x.shape)}")
+    return x
+
+
 def mask_of(x: Tensor, mask: Tensor, cache: QEDCache | None) -> Tensor:
     """Return the part of a mask that is about x [B, T, …], which may come with the tokens before them."""
     before = 0 if cache is None else cache.tokens
@@ -94,11 +107,11 @@ def offsets(
             raise ValueError(f"{name}: packed sequences go with neither an attention_mask nor a cache")
         if batch != 1 and name in given:
             raise ValueError(f"{name}: packed sequences need batch size 1, got {batch}")
+    for name, x in given.items():
+        _check_offsets(name, x, tokens)
     starts = {name: _starts_of_rows(name, x, waits=not given) for name, x in rows.items()}
     if len(given) + len(rows) > 1:
         _agree({name: _starts_of_offsets(x, tokens) for name, x in given.items()} | starts, waits=not given)
-    for name, x in given.items():
-        _check_offsets(name, x, tokens)
     for x in given.values():
         _check_longest(x, max_length_q=max_length_q, max_length_k=max_length_k)
         return x.to(torch.int64)

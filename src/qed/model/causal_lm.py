@@ -14,7 +14,7 @@ from transformers.utils import can_return_tuple
 from ..layers import Attention, Mixer, QEDBlock, RMSNorm, Sequences
 from ..layers.sequences import DENSE
 from ..routes import AUTO, REFERENCE, Call
-from .arguments import mask_of, offsets, refuse_unknown, wants_hidden_states
+from .arguments import given_inputs, mask_of, offsets, refuse_unknown, wants_hidden_states
 from .base import QEDPreTrainedModel
 from .cache import QEDCache, check_cache
 from .config import QEDConfig
@@ -104,10 +104,9 @@ class QEDModel(QEDPreTrainedModel):
         if unknown:
             refuse_unknown(QEDModel.forward, unknown)
         wanted = wants_hidden_states(self.config, output_hidden_states, output_attentions)
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids, inputs_embeds: expected exactly one of them")
+        given = given_inputs(input_ids, inputs_embeds)
         # A copy: layers may write over the residual stream.
-        x = _in_its_precision(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds.clone())
+        x = _in_its_precision(self.embed_tokens(given) if inputs_embeds is None else given.clone())
         packed = offsets(
             *x.shape[:2],
             cu_seqlens=cu_seqlens,
@@ -242,12 +241,12 @@ class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
         hidden_states = wants_hidden_states(self.config, output_hidden_states, output_attentions)
         if isinstance(past_key_values, QEDCache) and isinstance(logits_to_keep, int):
             past_key_values.expect(logits_to_keep - 1)
-        given = input_ids if inputs_embeds is None else inputs_embeds
+        given = given_inputs(input_ids, inputs_embeds)
         continues = attention_mask is not None or past_key_values is not None
         said: dict[str, Any] = {"cu_seqlens": cu_seqlens, "seq_idx": seq_idx, "position_ids": position_ids}
         said |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         said |= {"max_length_q": max_length_q, "max_length_k": max_length_k}
-        packed = None if given is None else offsets(*given.shape[:2], **said, continues=continues)
+        packed = offsets(*given.shape[:2], **said, continues=continues)
         if input_ids is not None and not torch.compiler.is_compiling():
             plain = {"hidden states of all layers": hidden_states, "a loss": labels is not None}
             plain |= {"packed sequences": packed is not None, "embeddings as inputs": inputs_embeds is not None}

@@ -329,8 +329,9 @@ def stream(
         together: how many tokens are yielded at a time, where decoding is captured: with 1 they come one by one, and
             the GPU waits for the caller after each. The first comes alone.
     """
-    if together < 1:
-        raise ValueError(f"together: expected a number of tokens, 1 or more, got {together}")
+    for name, count in (("max_new_tokens", max_new_tokens), ("together", together)):
+        if count < 1:
+            raise ValueError(f"{name}: expected a number of tokens, 1 or more, got {count}")
     if attention_mask is not None:
         input_ids, attention_mask = padding_first(input_ids, mask_of(input_ids, attention_mask, None))
     output = model(input_ids, attention_mask=attention_mask, use_cache=True, logits_to_keep=1)
