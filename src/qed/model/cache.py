@@ -10,6 +10,7 @@ since (`layers/rewind.py`), and sliding windows keep n keys more.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,7 +58,6 @@ class QEDCache(Cache):
     def detach(self) -> None:
         """Copy the states out of a decoder's memory, if they are in one's."""
         if self.decoder is not None:
-            self.decoder = None
             self._each(torch.clone)
 
     def get(self, layer: int) -> Any:
@@ -115,8 +115,10 @@ class QEDCache(Cache):
         return -1
 
     def _each(self, change: Any) -> None:
-        self.decoder = None
-        self.states, self.there = tree_map_only(Tensor, change, (self.states, self.there))
+        decoder = None if torch.compiler.is_compiling() else self.decoder  # torch.compile knows no locks
+        with nullcontext() if decoder is None else decoder.lock:  # another thread may be about to take its memory
+            self.states, self.there = tree_map_only(Tensor, change, (self.states, self.there))
+            self.decoder = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Give every sequence the state of the sequence `beam_idx` [B] names for it, as beam search does."""

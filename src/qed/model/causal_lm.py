@@ -140,6 +140,8 @@ class QEDModel(QEDPreTrainedModel):
         self, x: Tensor, sequences: Sequences, cache: QEDCache | None, use_cache: bool, hidden_states: bool
     ) -> BaseModelOutputWithPast:
         """All blocks, on the residual stream of aligned sequences."""
+        if cache is not None:
+            cache.detach()  # another thread may take the decoder's memory meanwhile
         seen: list[Tensor] = []
         options = {"rewind": cache.depth} if use_cache and cache is not None and cache.rewind else {}
         # transformers' early exit drafts tokens with the first layers, by a smaller number in the configuration.
@@ -306,8 +308,10 @@ class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
         if route.name == REFERENCE:
             return None
         cache = QEDCache() if cache is None else cache
-        logits = route.run(asked, cache, tokens, None if mask is None else mask_of(tokens, mask, cache))
-        return CausalLMOutputWithPast(logits=logits[:, None].clone(), past_key_values=cache)
+        mask = None if mask is None else mask_of(tokens, mask, cache)
+        with self.decoders.lock:  # until the logits are out of the decoder's memory
+            logits = route.run(asked, cache, tokens, mask)[:, None].clone()
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
 
 
 def causal_loss(

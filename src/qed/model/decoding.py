@@ -14,8 +14,10 @@ kernels run each of them chunk after chunk. A prompt that has its own row is cut
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,13 +61,21 @@ class Decoder:
     """States of `batch` sequences at fixed addresses; what reads prompts into them, and a step from tokens to logits or
     to the next tokens."""
 
-    def __init__(self, model: QEDForCausalLM, batch: int, pool: torch.cuda._POOL_HANDLE | None = None):
+    def __init__(
+        self,
+        model: QEDForCausalLM,
+        batch: int,
+        pool: torch.cuda._POOL_HANDLE | None = None,
+        lock: AbstractContextManager[Any] | None = None,
+    ):
         """
         Args:
             model: the model, of recurrent layers alone.
             batch: how many sequences.
             pool: memory that the graphs of several decoders share.
+            lock: what a thread holds that uses this memory, or the graphs of these decoders.
         """
+        self.lock = threading.RLock() if lock is None else lock
         if len(recurrent_mixers(model)) != len(model.model.layers):
             raise ValueError("a softmax layer's state grows: expected a model of recurrent layers alone")
         self._model = weakref.ref(model)
@@ -256,10 +266,13 @@ def _empty_state(mixer: Mixer, batch: int, dtype: torch.dtype, device: torch.dev
 class Decoders:
     """The decoders of one model, by batch size. They are made anew when anything that they captured has changed.
 
+    Several threads may generate with one model: they take turns with its decoders, a few tokens at a time.
+
     Copies of a model start without any, because a graph holds the addresses of the tensors it was captured with.
     """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self._fingerprint: Any = None
         self._by_batch: dict[int, Decoder] = {}
         self._pool: Any = None
@@ -286,16 +299,18 @@ class Decoders:
             if cache.checked is not None and cache.checked.is_for(model, batch):
                 return cache.checked
         now = fingerprint(model)
-        if now != self._fingerprint:
-            self._fingerprint, self._by_batch = now, {}
-            self._pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-        if isinstance(now, str):
-            return now
-        if batch not in self._by_batch:
-            self._by_batch[batch] = Decoder(model, batch, self._pool)
+        with self.lock:
+            if now != self._fingerprint:
+                self._fingerprint, self._by_batch = now, {}
+                self._pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
+            if isinstance(now, str):
+                return now
+            if batch not in self._by_batch:
+                self._by_batch[batch] = Decoder(model, batch, self._pool, self.lock)
+            found = self._by_batch[batch]
         if cache is not None:
-            cache.checked = self._by_batch[batch]
-        return self._by_batch[batch]
+            cache.checked = found
+        return found
 
     def of(self, model: QEDForCausalLM, batch: int, cache: QEDCache | None = None) -> Decoder | None:
         """Return what `look` returns, and None where there is no decoder.
@@ -373,6 +388,7 @@ def continued(
             logits = model(part[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
             part = chooser(logits, seen_tokens(text, vocabulary) if chooser.counts else None)[:, None]
         else:
-            part = decoder.follow(cache, text, chooser, min(left, together))
+            with decoder.lock:
+                part = decoder.follow(cache, text, chooser, min(left, together))
         left -= part.shape[1]
         yield part.clone()
