@@ -1,9 +1,13 @@
 """The model: padding is inert, packed is separate, cut anywhere is whole, generation is what recomputing gives."""
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 
 from qed import QEDCache, QEDConfig, QEDForCausalLM
+from qed.layers.routes import PROJECTION
 from tests.marks import slow
 
 HYBRID = {
@@ -203,13 +207,21 @@ def test_the_loss_is_of_the_next_token() -> None:
     assert close(model(x, labels=labels).loss, truth)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("stack", STACKS)
-def test_gradient_checkpointing_changes_nothing(stack: str) -> None:
+def test_gradient_checkpointing_changes_nothing(stack: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where blocks write over the residual stream when no gradient is recorded, as on a GPU."""
+    routes = tuple(copy.copy(route) for route in PROJECTION.routes)
+    for route in routes:
+        on_gpu = partial(lambda check, call, *x: check(call._replace(device=torch.device("cuda")), *x), route.obstacle)
+        object.__setattr__(route, "obstacle", on_gpu)
+    monkeypatch.setattr(PROJECTION, "routes", routes)
     model, x = make(stack).train(), tokens(2, 9)
     model(x, labels=x).loss.backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    model.gradient_checkpointing_enable()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
     model(x, labels=x).loss.backward()
     for p, truth in zip(model.parameters(), expected, strict=True):
         assert torch.allclose(p.grad, truth, rtol=0, atol=1e-12)

@@ -149,7 +149,7 @@ class QEDModel(QEDPreTrainedModel):
             if hidden_states:
                 seen.append(sequences.restore(x).clone())  # blocks may write over x
             state = None if cache is None else cache.get(i)
-            run = partial(self._gradient_checkpointing_func, layer.__call__) if self._checkpoints() else layer
+            run = partial(self._gradient_checkpointing_func, partial(_kept, layer)) if self._checkpoints() else layer
             x, state = run(x, state, sequences, use_cache, **options)
             if use_cache and cache is not None:
                 cache.put(i, state)
@@ -170,6 +170,13 @@ class QEDModel(QEDPreTrainedModel):
         if packed is not None:
             return Sequences(cu_seqlens=packed)
         return DENSE if mask is None else Sequences.from_mask(mask_of(x, mask, cache))
+
+
+def _kept(block: nn.Module, x: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Any]:
+    """Run a block on inputs that a checkpoint keeps. torch's reentrant one runs it first without gradients, and a block
+    may then write over x."""
+    output: tuple[Tensor, Any] = block(x if torch.is_grad_enabled() else x.clone(), *given, **options)
+    return output
 
 
 def _in_its_precision(x: Tensor) -> Tensor:
