@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from qed import QEDCache, QEDConfig, QEDForCausalLM
+from qed import QEDCache, QEDConfig, QEDForCausalLM, stream
 from qed.layers.routes import PROJECTION
 from tests.marks import slow
 
@@ -89,7 +89,7 @@ def test_empty_packed_sequences_change_nothing(stack: str) -> None:
     assert close(found.loss, truth.loss)
 
 
-@pytest.mark.parametrize("sizes", [[20], [1] * 20, [3, 1, 1, 7, 8], [19, 1]])
+@pytest.mark.parametrize("sizes", [[20], [1] * 20, [3, 1, 1, 7, 8], [19, 1], [0, 9, 0, 11]])
 @pytest.mark.parametrize("stack", STACKS)
 def test_prefill_in_pieces_of_any_size(stack: str, sizes: list[int]) -> None:
     model, x = make(stack), tokens(2, 20)
@@ -283,6 +283,8 @@ def test_arguments_that_do_not_go_together() -> None:
             model(inputs)
         with pytest.raises(ValueError, match=r"inputs_embeds: expected shape \[B, T, hidden\], got "):
             model.model(inputs_embeds=inputs[..., 0].double())
+    with pytest.raises(ValueError, match=r"input_ids: expected whole numbers of 32 or 64 bits, got torch.float32"):
+        model(x.float())
     with pytest.raises(ValueError, match="input_ids, inputs_embeds: expected exactly one of them"):
         model(x, inputs_embeds=model.model.embed_tokens(x))
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \[1, 6\], got \[1, 4\]"):
@@ -291,3 +293,22 @@ def test_arguments_that_do_not_go_together() -> None:
         model(x, past_key_values=())
     with pytest.raises(ValueError, match=r"cache_implementation: .* a cache of its own"):
         model.generate(x, max_new_tokens=2, cache_implementation="static")
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_cache_of_another_batch_is_refused(stack: str) -> None:
+    model, x = make(stack), tokens(2, 6)
+    cache = model(x, use_cache=True).past_key_values
+    for more in (x[:1], x[:1, :1]):
+        with pytest.raises(ValueError, match="past_key_values: expected 1 sequences, got 2"):
+            model(more, past_key_values=cache)
+
+
+def test_nothing_to_go_on_from() -> None:
+    model, x = make(), tokens(1, 0)
+    embeddings = model.model.embed_tokens(x)
+    with pytest.raises(ValueError, match="input_ids: expected at least one token to go on from"):
+        next(stream(model, x, max_new_tokens=2))
+    for given, name in (({"inputs": x}, "input_ids"), ({"inputs_embeds": embeddings}, "inputs_embeds")):
+        with pytest.raises(ValueError, match=f"{name}: expected at least one token to go on from"):
+            model.generate(**given, attention_mask=torch.ones(1, 0), max_new_tokens=2, pad_token_id=0)

@@ -58,6 +58,8 @@ def given_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tens
     assert x is not None
     if x.dim() != (2 if name == "input_ids" else 3):
         raise ValueError(f"{name}: expected shape {expected}, got {list(x.shape)}")
+    if name == "input_ids" and x.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"input_ids: expected whole numbers of 32 or 64 bits, got {x.dtype}")
     return x
 
 

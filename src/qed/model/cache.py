@@ -214,8 +214,15 @@ class QEDCache(Cache):
         return bool(self.states)
 
 
-def check_cache(cache: Any) -> QEDCache | None:
-    """Return a cache that is ours, or None for none; refuse any other, before anything runs."""
+def check_cache(cache: Any, batch: int | None = None) -> QEDCache | None:
+    """Return a cache that is ours, or None for none; refuse any other, before anything runs.
+
+    Args:
+        cache: what was given.
+        batch: how many sequences it must have if it has read any; None for any number.
+    """
+    if isinstance(cache, QEDCache) and cache.is_initialized and batch not in (None, cache.batch_size):
+        raise ValueError(f"past_key_values: expected {batch} sequences, got {cache.batch_size}")
     if cache is None or isinstance(cache, QEDCache):
         return cache
     raise TypeError(

@@ -166,7 +166,7 @@ class QEDModel(QEDPreTrainedModel):
         return self.gradient_checkpointing and self.training
 
     def _sequences(self, x: Tensor, mask: Tensor | None, cache: QEDCache | None, packed: Tensor | None) -> Sequences:
-        check_cache(cache)
+        check_cache(cache, x.shape[0])
         if packed is not None:
             return Sequences(cu_seqlens=packed)
         return DENSE if mask is None else Sequences.from_mask(mask_of(x, mask, cache))

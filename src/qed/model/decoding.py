@@ -29,8 +29,8 @@ from ..layers.obstacles import contiguity_obstacle, plain_linear_obstacle
 from ..layers.routes import BLOCK, normed_projection, write_likeliest
 from ..layers.sequences import padding_first
 from ..routes import Call
-from .arguments import mask_of
-from .cache import QEDCache
+from .arguments import given_inputs, mask_of
+from .cache import QEDCache, check_cache
 from .fingerprint import fingerprint
 from .replaying import Replayed
 from .sampling import Chooser, Sampling, seen_tokens
@@ -132,8 +132,7 @@ class Decoder:
         if before is cache and cache.decoder is self:
             return
         given = cache.is_initialized
-        if given and cache.batch_size != self.tokens.shape[0]:
-            raise ValueError(f"past_key_values: expected {self.tokens.shape[0]} sequences, got {cache.batch_size}")
+        check_cache(cache, self.tokens.shape[0])
         if before is not None and before.decoder is self:
             before.detach()
         with torch.no_grad():
@@ -347,6 +346,8 @@ def stream(
     for name, count in (("max_new_tokens", max_new_tokens), ("together", together)):
         if count < 1:
             raise ValueError(f"{name}: expected a number of tokens, 1 or more, got {count}")
+    if given_inputs(input_ids, None).shape[1] == 0:
+        raise ValueError("input_ids: expected at least one token to go on from")
     if attention_mask is not None:
         input_ids, attention_mask = padding_first(input_ids, mask_of(input_ids, attention_mask, None))
     output = model(input_ids, attention_mask=attention_mask, use_cache=True, logits_to_keep=1)

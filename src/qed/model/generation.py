@@ -60,8 +60,10 @@ class QEDGenerationMixin(GenerationMixin):
             is_first_iteration=is_first_iteration,
             **kwargs,
         )
+        name = "input_ids" if inputs["input_ids"] is not None else "inputs_embeds"
+        if inputs[name].shape[1] == 0:
+            raise ValueError(f"{name}: expected at least one token to go on from")
         if attention_mask is not None:  # the logits that choose the next token are those of the last column
-            name = "input_ids" if inputs["input_ids"] is not None else "inputs_embeds"
             mask = mask_of(inputs[name], attention_mask, past_key_values)
             inputs[name], inputs["attention_mask"] = padding_first(inputs[name], mask)
         return inputs
@@ -159,7 +161,7 @@ class QEDGenerationMixin(GenerationMixin):
 
 def _check_unread(cache: QEDCache, tokens: int) -> None:
     """Raise ValueError unless there are tokens of the prompt that a cache has not read."""
-    if tokens < 1:
+    if tokens < 1 and cache.tokens:
         raise ValueError(
             "past_key_values: expected a cache that has not read the prompt's last token, since the logits after it "
             f"are not kept, got {cache!r}; keep a `cache.copy()` from before that token"
