@@ -341,6 +341,7 @@ def test_a_conversation_goes_on_with_assistance(whole: bool, read: int) -> None:
         ({"prompt_lookup_num_tokens": 3, "use_cache": False}, ValueError, "use_cache=True"),
         ({"read": 4, "use_cache": False}, ValueError, "with use_cache=False every step reads the whole"),
         ({"read": 6}, ValueError, "expected a cache that has not read the prompt's last token, .* tokens=6"),
+        ({"read": 6, "prefill_chunk_size": 2}, ValueError, "has not read the prompt's last token"),
         ({"read": 9, "num_beams": 2}, ValueError, "expected a cache that has not read the prompt's last token"),
         ({"read": 6, "prompt_lookup_num_tokens": 3}, ValueError, "has not read the prompt's last token"),
     ],

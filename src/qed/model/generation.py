@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
@@ -68,6 +69,26 @@ class QEDGenerationMixin(GenerationMixin):
             inputs[name], inputs["attention_mask"] = padding_first(inputs[name], mask)
         return inputs
 
+    def _prefill(
+        self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *given: Any, **options: Any
+    ) -> Any:
+        """As in transformers. Padding behind the tokens of a prompt that is read in pieces goes before all of them
+        here, since `prepare_inputs_for_generation` sees one piece at a time.
+
+        Args:
+            input_ids, generation_config, model_kwargs, given, options: as transformers has prepared them.
+        """
+        mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+        if generation_config.prefill_chunk_size is not None and isinstance(cache, QEDCache):
+            known = _tokens_known(cache, input_ids, mask, generation_config)
+            if mask is not None:
+                new, now = padding_first(input_ids[:, known:], mask_of(input_ids[:, known:], mask, cache))
+                model_kwargs["attention_mask"] = torch.cat([mask[:, : mask.shape[1] - now.shape[1]], now], 1)
+                input_ids = torch.cat([input_ids[:, :known], new], 1)
+        found = super()._prefill(input_ids, generation_config, model_kwargs, *given, **options)
+        model_kwargs["attention_mask"] = mask
+        return found
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *_: Any
     ) -> None:
@@ -108,11 +129,9 @@ class QEDGenerationMixin(GenerationMixin):
             input_ids: the prompt [1, T], with the tokens that the cache has read or without them.
             generation_config, options: as transformers has prepared them.
         """
-        cache, mask = options.get("past_key_values"), options.get("attention_mask")
-        length = getattr(generation_config, "_mask_length", -1) if mask is None else mask.shape[1]
-        if isinstance(cache, QEDCache) and length == input_ids.shape[1]:
-            _check_unread(cache, length - cache.tokens)
-            cache.known = cache.tokens
+        cache = options.get("past_key_values")
+        if isinstance(cache, QEDCache):
+            cache.known = _tokens_known(cache, input_ids, options.get("attention_mask"), generation_config)
         return super()._assisted_decoding(input_ids, generation_config=generation_config, **options)
 
     def _sample(
@@ -166,3 +185,13 @@ def _check_unread(cache: QEDCache, tokens: int) -> None:
             "past_key_values: expected a cache that has not read the prompt's last token, since the logits after it "
             f"are not kept, got {cache!r}; keep a `cache.copy()` from before that token"
         )
+
+
+def _tokens_known(cache: QEDCache, input_ids: Tensor, mask: Tensor | None, generation_config: Any) -> int:
+    """Return how many of a prompt's tokens its cache has read; 0 if those are not given. As in transformers, the mask
+    says whether they are, or the length that transformers has kept of a mask without padding."""
+    length = getattr(generation_config, "_mask_length", -1) if mask is None else mask.shape[1]
+    if length != input_ids.shape[1]:
+        return 0
+    _check_unread(cache, length - cache.tokens)
+    return cache.tokens
