@@ -1,9 +1,13 @@
 """The model: padding is inert, packed is separate, cut anywhere is whole, generation is what recomputing gives."""
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 
-from qed import QEDCache, QEDConfig, QEDForCausalLM
+from qed import QEDCache, QEDConfig, QEDForCausalLM, stream
+from qed.layers.routes import PROJECTION
 from tests.marks import slow
 
 HYBRID = {
@@ -75,7 +79,17 @@ def test_packed_is_separate_gradients_included(stack: str) -> None:
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("sizes", [[20], [1] * 20, [3, 1, 1, 7, 8], [19, 1]])
+@pytest.mark.parametrize("stack", STACKS)
+def test_empty_packed_sequences_change_nothing(stack: str) -> None:
+    """Neither before, between nor behind the others."""
+    model, x = make(stack), tokens(1, 20)
+    truth = model(x, labels=x, cu_seqlens=torch.tensor([0, 6, 20]))
+    found = model(x, labels=x, cu_seqlens=torch.tensor([0, 0, 0, 6, 6, 20, 20]))
+    assert close(found.logits, truth.logits)
+    assert close(found.loss, truth.loss)
+
+
+@pytest.mark.parametrize("sizes", [[20], [1] * 20, [3, 1, 1, 7, 8], [19, 1], [0, 9, 0, 11]])
 @pytest.mark.parametrize("stack", STACKS)
 def test_prefill_in_pieces_of_any_size(stack: str, sizes: list[int]) -> None:
     model, x = make(stack), tokens(2, 20)
@@ -86,18 +100,34 @@ def test_prefill_in_pieces_of_any_size(stack: str, sizes: list[int]) -> None:
     assert cache.get_seq_length() == 20
 
 
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 1, "return_dict_in_generate": True}])
+@pytest.mark.parametrize("where", ["left", "right", "between"])
 @pytest.mark.parametrize("stack", STACKS)
-def test_greedy_generation_is_recomputing(stack: str) -> None:
+def test_greedy_generation_is_recomputing(stack: str, where: str, options: dict[str, object]) -> None:
     model, prompts = make(stack), [tokens(8)[:n] for n in (8, 3)]
-    ids, mask = padded(prompts, "left")
-    found = model.generate(
-        ids, attention_mask=mask, max_new_tokens=7, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
+    ids, mask = padded(prompts, where)
+    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None, "pad_token_id": 0} | options
+    found = model.generate(ids, attention_mask=mask, **options)
+    found = found if isinstance(found, torch.Tensor) else found.sequences
+    assert torch.equal(found[:, : ids.shape[1]], ids)
     for row, prompt in zip(found[:, ids.shape[1] :], prompts, strict=True):
         text = prompt
         for _ in range(7):
             text = torch.cat([text, model(text[None]).logits[0, -1].argmax()[None]])
         assert torch.equal(row, text[len(prompt) :])
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=str)
+def test_padding_behind_a_prompt_is_inert_in_other_ways_to_generate(options: dict[str, int]) -> None:
+    """A prompt of tokens with several beams or with drafts, and one of embeddings."""
+    model, x = make(), tokens(6).repeat(2)
+    ids, mask = padded([x], "right")
+    options |= {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    truth = model.generate(x[None], **options)[:, 12:]
+    assert torch.equal(model.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :], truth)
+    if "num_beams" in options:
+        inputs = model.model.embed_tokens(ids).detach()
+        assert torch.equal(model.generate(inputs_embeds=inputs, attention_mask=mask, **options), truth)
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -177,13 +207,21 @@ def test_the_loss_is_of_the_next_token() -> None:
     assert close(model(x, labels=labels).loss, truth)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("stack", STACKS)
-def test_gradient_checkpointing_changes_nothing(stack: str) -> None:
+def test_gradient_checkpointing_changes_nothing(stack: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where blocks write over the residual stream when no gradient is recorded, as on a GPU."""
+    routes = tuple(copy.copy(route) for route in PROJECTION.routes)
+    for route in routes:
+        on_gpu = partial(lambda check, call, *x: check(call._replace(device=torch.device("cuda")), *x), route.obstacle)
+        object.__setattr__(route, "obstacle", on_gpu)
+    monkeypatch.setattr(PROJECTION, "routes", routes)
     model, x = make(stack).train(), tokens(2, 9)
     model(x, labels=x).loss.backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    model.gradient_checkpointing_enable()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
     model(x, labels=x).loss.backward()
     for p, truth in zip(model.parameters(), expected, strict=True):
         assert torch.allclose(p.grad, truth, rtol=0, atol=1e-12)
@@ -238,9 +276,39 @@ def test_arguments_that_do_not_go_together() -> None:
         model(x, cu_seqlens=offsets, attention_mask=torch.ones_like(x))
     with pytest.raises(ValueError, match="cu_seqlens: packed sequences need batch size 1, got 2"):
         model(x.expand(2, -1), cu_seqlens=offsets)
+    with pytest.raises(ValueError, match=r"cu_seqlens: expected whole numbers \[N \+ 1\], .* got shape \[1, 3\]"):
+        model(x, cu_seqlens=offsets[None], position_ids=torch.arange(6))
+    for inputs in (x[0], x[None]):
+        with pytest.raises(ValueError, match=r"input_ids: expected shape \[B, T\], got "):
+            model(inputs)
+        with pytest.raises(ValueError, match=r"inputs_embeds: expected shape \[B, T, hidden\], got "):
+            model.model(inputs_embeds=inputs[..., 0].double())
+    with pytest.raises(ValueError, match=r"input_ids: expected whole numbers of 32 or 64 bits, got torch.float32"):
+        model(x.float())
+    with pytest.raises(ValueError, match="input_ids, inputs_embeds: expected exactly one of them"):
+        model(x, inputs_embeds=model.model.embed_tokens(x))
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \[1, 6\], got \[1, 4\]"):
         model(x, attention_mask=torch.ones(1, 4))
     with pytest.raises(TypeError, match=r"past_key_values: expected a QEDCache .* got tuple"):
         model(x, past_key_values=())
     with pytest.raises(ValueError, match=r"cache_implementation: .* a cache of its own"):
         model.generate(x, max_new_tokens=2, cache_implementation="static")
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_cache_of_another_batch_is_refused(stack: str) -> None:
+    model, x = make(stack), tokens(2, 6)
+    cache = model(x, use_cache=True).past_key_values
+    for more in (x[:1], x[:1, :1]):
+        with pytest.raises(ValueError, match="past_key_values: expected 1 sequences, got 2"):
+            model(more, past_key_values=cache)
+
+
+def test_nothing_to_go_on_from() -> None:
+    model, x = make(), tokens(1, 0)
+    embeddings = model.model.embed_tokens(x)
+    with pytest.raises(ValueError, match="input_ids: expected at least one token to go on from"):
+        next(stream(model, x, max_new_tokens=2))
+    for given, name in (({"inputs": x}, "input_ids"), ({"inputs_embeds": embeddings}, "inputs_embeds")):
+        with pytest.raises(ValueError, match=f"{name}: expected at least one token to go on from"):
+            model.generate(**given, attention_mask=torch.ones(1, 0), max_new_tokens=2, pad_token_id=0)

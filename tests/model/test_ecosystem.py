@@ -258,13 +258,21 @@ def test_generation_returns_what_it_is_asked_for() -> None:
         assert torch.allclose(model.lm_head(states[-1][:, -1]).float(), logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("read", [0, 2])
+@pytest.mark.parametrize("where", ["left", "right", "between"])
 @pytest.mark.parametrize("chunk", [None, 1, 3])
-def test_a_prompt_in_pieces_keeps_its_padding(chunk: int | None) -> None:
-    """Pieces of one token too, which `generate` also calls with a mask, and which is not of its own making then."""
+def test_a_prompt_in_pieces_keeps_its_padding(chunk: int | None, where: str, read: int) -> None:
+    """Pieces of one token too, which `generate` also calls with a mask, and which is not of its own making then; also
+    where a cache has read some columns."""
     model = make()
-    ids, mask = padded([tokens(7), tokens(3)], "left")
+    ids, mask = padded([tokens(7), tokens(3)], where)
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    found = model.generate(ids, attention_mask=mask, prefill_chunk_size=chunk, **options)
+    cache = QEDCache()
+    if read:
+        with torch.no_grad():
+            model(ids[:, :read], attention_mask=mask[:, :read], past_key_values=cache, use_cache=True)
+    given = {"attention_mask": mask, "past_key_values": cache, "prefill_chunk_size": chunk}
+    found = model.generate(ids, **given, **options)
     for row, prompt in zip(found[:, ids.shape[1] :], (tokens(7), tokens(3)), strict=True):
         alone = model.generate(prompt[None], attention_mask=torch.ones(1, len(prompt)), **options)
         assert torch.equal(row, alone[0, len(prompt) :])

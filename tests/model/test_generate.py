@@ -1,6 +1,8 @@
 """`generate` with captured steps gives what transformers' own loop gives: tokens, ends, padding, and what is left in
 the cache and in the random generator."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -146,6 +148,7 @@ def test_tokens_are_transformers_own(way: str) -> None:
         {"max_new_tokens": 12, "num_return_sequences": 2, "do_sample": True},
         {"max_new_tokens": 12, "prefill_chunk_size": 4},
         {"max_new_tokens": 12, "attention_mask": torch.ones(2, 10).index_fill(1, torch.arange(3), 0)},
+        {"max_new_tokens": 12, "attention_mask": torch.ones(2, 10).index_fill(1, torch.arange(7, 10), 0)},
     ],
     ids=str,
 )
@@ -272,6 +275,30 @@ def test_a_streamer_may_generate_with_the_same_model(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("way", ["generate", "beams", "stream"])
+def test_threads_may_generate_with_one_model(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the same time, each its own text, as the threads of a server do."""
+    model, prompts = make(), [prompt(1, 10 + i) + i for i in range(3)]
+    options = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"num_beams": 2} if way == "beams" else {}
+
+    def text(x: torch.Tensor) -> torch.Tensor:
+        if way == "stream":
+            return torch.cat([x, *stream(model, x, max_new_tokens=20)], 1)
+        return model.generate(x, past_key_values=QEDCache(), **options)
+
+    truth = [text(x) for x in prompts]
+    monkeypatch.setattr(routes, "_pays", lambda device: True)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # so that threads take turns within a step
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            found = list(threads.map(text, 2 * prompts))
+    finally:
+        sys.setswitchinterval(before)
+    assert all(torch.equal(x, y) for x, y in zip(found, 2 * truth, strict=True))
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_streamer_may_stop_a_text_by_an_error(do_sample: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller's cache has then read what it has in transformers' loop, and the generator has drawn as much."""
@@ -315,6 +342,8 @@ def test_stream_draws_what_generate_draws() -> None:
         assert max(part.shape[1] for part in parts) == together
     with pytest.raises(ValueError, match="together: expected a number of tokens, 1 or more, got 0"):
         next(stream(model, x, max_new_tokens=3, together=0))
+    with pytest.raises(ValueError, match="max_new_tokens: expected a number of tokens, 1 or more, got 0"):
+        next(stream(model, x, max_new_tokens=0))
 
 
 def test_a_penalty_counts_in_a_stack_that_is_not_captured_too() -> None:

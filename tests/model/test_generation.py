@@ -43,12 +43,14 @@ def test_streamed_greedy_tokens_are_recomputed_ones(rule: str) -> None:
         assert torch.equal(found[:, i], text[:, -1]), i
 
 
-def test_padding_is_inert_here_too() -> None:
-    model, x = make(), prompt(1, 6)
-    padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), x], 1)
-    mask = torch.tensor([[0] * 4 + [1] * 6])
+@pytest.mark.parametrize("layers", [["qed", "qed"], ["qed", "full_attention"]], ids=str)
+@pytest.mark.parametrize("places", [slice(4, 10), slice(0, 6), [0, 1, 3, 6, 7, 8]], ids=["left", "right", "between"])
+def test_padding_is_inert_here_too(places: Any, layers: list[str]) -> None:
+    model, x = make(layer_types=layers), prompt(1, 6)
+    padded, mask = torch.zeros(2, 10, dtype=torch.long), torch.zeros(2, 10)
+    padded[:, places], mask[:, places] = x, 1
     with_padding = torch.cat(list(stream(model, padded, max_new_tokens=9, attention_mask=mask)), 1)
-    assert torch.equal(with_padding, torch.cat(list(stream(model, x, max_new_tokens=9)), 1))
+    assert torch.equal(with_padding[:1], torch.cat(list(stream(model, x, max_new_tokens=9)), 1))
 
 
 def test_two_caches_on_one_decoder() -> None:

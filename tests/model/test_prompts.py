@@ -1,6 +1,7 @@
 """A prompt in fixed memory, padded to one of a few lengths, is the plain forward: what a GPU captures is right."""
 
 import copy
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -146,6 +147,21 @@ def test_a_cache_keeps_its_state_when_another_prompt_is_read(calls: list[str]) -
         for cache in (kept, copied):
             torch.testing.assert_close(model(x[:, 20:], past_key_values=cache).logits, truth, atol=1e-9, rtol=0)
     assert calls == ["read", "read"]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_captured_prompt_is_copied_by_python_too(copied: Callable[[QEDCache], QEDCache], calls: list[str]) -> None:
+    """As transformers' own guides do it, to begin several texts with one prompt."""
+    model, x = make(), prompt(1, 30)
+    with torch.no_grad():
+        cache = model(x[:, :20], use_cache=True, logits_to_keep=1).past_key_values
+        again = copied(cache)
+        assert again.decoder is None
+        assert again.checked is None
+        truth = model(x).logits[:, 20:]
+        for each in (cache, again):
+            torch.testing.assert_close(model(x[:, 20:], past_key_values=each).logits, truth, atol=1e-9, rtol=0)
+            assert each.tokens == 30
 
 
 def test_generate_and_stream_look_at_the_model_once_and_read_once(

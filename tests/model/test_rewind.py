@@ -177,6 +177,10 @@ def test_back_to_nothing() -> None:
     text.check()
 
 
+def test_an_empty_cache_has_no_batch_size_yet() -> None:
+    assert QEDCache().batch_size == -1  # transformers' own caches say it so
+
+
 @torch.no_grad()
 def test_what_is_kept_does_not_grow() -> None:
     """Neither with the tokens that are decoded, nor with the prompt it was cut from."""
@@ -302,6 +306,20 @@ def test_a_conversation_goes_on_after_assistance() -> None:
     assert torch.equal(again.sequences, model.generate(longer, **options).sequences)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("read", [1, 11, 17])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_conversation_goes_on_with_assistance(whole: bool, read: int) -> None:
+    """With a cache that has read a part of the text already, which is given with the rest or left out."""
+    model, x = make(), tokens(1, 9).repeat(1, 2)
+    options = OPTIONS | {"max_new_tokens": 12, "prompt_lookup_num_tokens": 5}
+    cache = QEDCache(rewind=1)
+    model(x[:, :read], past_key_values=cache)
+    start = 0 if whole else read
+    found = model.generate(x[:, start:], attention_mask=torch.ones(1, 18), past_key_values=cache, **options)
+    assert torch.equal(found[:, 18 - start :], model.generate(x, **options)[:, 18:])
+
+
 # What is refused, before anything runs
 
 
@@ -321,11 +339,19 @@ def test_a_conversation_goes_on_after_assistance() -> None:
             "continuous batching: .* use `generate` with a",
         ),
         ({"prompt_lookup_num_tokens": 3, "use_cache": False}, ValueError, "use_cache=True"),
+        ({"read": 4, "use_cache": False}, ValueError, "with use_cache=False every step reads the whole"),
+        ({"read": 6}, ValueError, "expected a cache that has not read the prompt's last token, .* tokens=6"),
+        ({"read": 6, "prefill_chunk_size": 2}, ValueError, "has not read the prompt's last token"),
+        ({"read": 9, "num_beams": 2}, ValueError, "expected a cache that has not read the prompt's last token"),
+        ({"read": 6, "prompt_lookup_num_tokens": 3}, ValueError, "has not read the prompt's last token"),
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
 )
 def test_refused_at_the_start(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    model, x, calls = make(), tokens(1, 6), []
+    model, x, calls, options = make(), tokens(1, 6), [], dict(options)
+    if "read" in options:
+        options["past_key_values"] = cache = QEDCache(rewind=1)
+        model(tokens(1, options.pop("read")), past_key_values=cache)
     model.model.register_forward_pre_hook(lambda *_: calls.append(1))
     with pytest.raises(error, match=message):
         model.generate(x, max_new_tokens=3, pad_token_id=0, **options)

@@ -75,10 +75,10 @@ class Attention(nn.Module):
             places = places + state.seen[:, None]
         q, k, v = (y.transpose(1, 2) for y in self.rotated(x, places))
         key_places = places if there is None else torch.where(there, places, -1)
-        seen = places[:, -1] + 1 if there is None else key_places.amax(1).clamp(min=-1) + 1
+        seen = places.new_full(places.shape[:1], x.shape[1]) if sequences.lengths is None else sequences.lengths
         if state is not None:
             k, v = torch.cat([state.keys, k], 2), torch.cat([state.values, v], 2)
-            key_places, seen = torch.cat([state.positions, key_places], 1), torch.maximum(seen, state.seen)
+            key_places, seen = torch.cat([state.positions, key_places], 1), state.seen + seen
         plain = state is None and there is None and sequences.cu_seqlens is None and self.window is None
         mask = None if plain else self._mask(places, key_places, sequences, x)
         o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=plain)

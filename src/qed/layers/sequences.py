@@ -72,6 +72,13 @@ class Sequences:
         return (ended - 1).clamp(0, self.cu_seqlens.shape[0] - 2)
 
 
+def padding_first(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the padded x [B, T, …] and its mask [B, T] with all padding before the tokens: the last column then has
+    the last token of every row."""
+    order = torch.argsort(mask.bool().to(torch.uint8), dim=1, stable=True)
+    return x.gather(1, _expand(order, x)), mask.gather(1, order)
+
+
 def _expand(order: Tensor, x: Tensor) -> Tensor:
     return order.reshape(*order.shape, *(1 for _ in x.shape[2:])).expand(x.shape)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..choices import nearest
+from .cache import QEDCache
 from .config import QEDConfig
 
 
@@ -45,6 +46,30 @@ def wants_hidden_states(config: QEDConfig, output_hidden_states: bool | None, ou
     if not isinstance(wanted, bool | None):
         raise ValueError(f"output_hidden_states: expected True for all layers, or False, got {wanted!r}")
     return bool(wanted)
+
+
+def given_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """Return the tokens [B, T] or the embeddings [B, T, hidden], whichever a call gives."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("input_ids, inputs_embeds: expected exactly one of them")
+    name, expected, x = "input_ids", "[B, T]", input_ids
+    if x is None:
+        name, expected, x = "inputs_embeds", "[B, T, hidden]", inputs_embeds
+    assert x is not None
+    if x.dim() != (2 if name == "input_ids" else 3):
+        raise ValueError(f"{name}: expected shape {expected}, got {list(x.shape)}")
+    if name == "input_ids" and x.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"input_ids: expected whole numbers of 32 or 64 bits, got {x.dtype}")
+    return x
+
+
+def mask_of(x: Tensor, mask: Tensor, cache: QEDCache | None) -> Tensor:
+    """Return the part of a mask that is about x [B, T, …], which may come with the tokens before them."""
+    before = 0 if cache is None else cache.tokens
+    if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
+        expected = f"[{x.shape[0]}, {before + x.shape[1]}]"
+        raise ValueError(f"attention_mask: expected shape {expected}, got {list(mask.shape)}")
+    return mask[:, mask.shape[1] - x.shape[1] :]
 
 
 def offsets(
@@ -84,11 +109,11 @@ def offsets(
             raise ValueError(f"{name}: packed sequences go with neither an attention_mask nor a cache")
         if batch != 1 and name in given:
             raise ValueError(f"{name}: packed sequences need batch size 1, got {batch}")
+    for name, x in given.items():
+        _check_offsets(name, x, tokens)
     starts = {name: _starts_of_rows(name, x, waits=not given) for name, x in rows.items()}
     if len(given) + len(rows) > 1:
         _agree({name: _starts_of_offsets(x, tokens) for name, x in given.items()} | starts, waits=not given)
-    for name, x in given.items():
-        _check_offsets(name, x, tokens)
     for x in given.values():
         _check_longest(x, max_length_q=max_length_q, max_length_k=max_length_k)
         return x.to(torch.int64)

@@ -10,6 +10,7 @@ since (`layers/rewind.py`), and sliding windows keep n keys more.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,7 @@ class QEDCache(Cache):
         self.generating = False  # whether the next call is one of a running `generate` …
         self.checked: Decoder | None = None  # … and the decoder of the model that it has checked
         self.given = False  # whether the caller of a running `generate` has this cache too
+        self.known = 0  # how many tokens of the text the next call of a running `generate` must not read again
 
     def attach(self, decoder: Decoder) -> None:
         """Make the states of a decoder the states of this cache. They change with every step of the decoder."""
@@ -56,7 +58,6 @@ class QEDCache(Cache):
     def detach(self) -> None:
         """Copy the states out of a decoder's memory, if they are in one's."""
         if self.decoder is not None:
-            self.decoder = None
             self._each(torch.clone)
 
     def get(self, layer: int) -> Any:
@@ -76,6 +77,11 @@ class QEDCache(Cache):
         copied.states, copied.tokens = dict(self.states), self.tokens
         copied.removable, copied.there = self.removable, self.there
         return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: the states, and nothing of a model's decoders."""
+        self.detach()
+        return self.__dict__ | {"states": dict(self.states), "generating": False, "checked": None}
 
     def expect(self, candidates: int) -> None:
         """Say that so many of the next call's last tokens may be removed again. A cache that can go back then keeps as
@@ -109,8 +115,10 @@ class QEDCache(Cache):
         return -1
 
     def _each(self, change: Any) -> None:
-        self.decoder = None
-        self.states, self.there = tree_map_only(Tensor, change, (self.states, self.there))
+        decoder = None if torch.compiler.is_compiling() else self.decoder  # torch.compile knows no locks
+        with nullcontext() if decoder is None else decoder.lock:  # another thread may be about to take its memory
+            self.states, self.there = tree_map_only(Tensor, change, (self.states, self.there))
+            self.decoder = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Give every sequence the state of the sequence `beam_idx` [B] names for it, as beam search does."""
@@ -170,8 +178,8 @@ class QEDCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """How many sequences there are."""
-        return next(iter(self.states.values()))[0].shape[0]
+        """How many sequences there are; −1 before some layer has run, as in transformers."""
+        return next(iter(self.states.values()))[0].shape[0] if self.states else -1
 
     @property
     def is_compileable(self) -> bool:
@@ -206,8 +214,15 @@ class QEDCache(Cache):
         return bool(self.states)
 
 
-def check_cache(cache: Any) -> QEDCache | None:
-    """Return a cache that is ours, or None for none; refuse any other, before anything runs."""
+def check_cache(cache: Any, batch: int | None = None) -> QEDCache | None:
+    """Return a cache that is ours, or None for none; refuse any other, before anything runs.
+
+    Args:
+        cache: what was given.
+        batch: how many sequences it must have if it has read any; None for any number.
+    """
+    if isinstance(cache, QEDCache) and cache.is_initialized and batch not in (None, cache.batch_size):
+        raise ValueError(f"past_key_values: expected {batch} sequences, got {cache.batch_size}")
     if cache is None or isinstance(cache, QEDCache):
         return cache
     raise TypeError(

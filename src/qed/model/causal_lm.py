@@ -14,7 +14,7 @@ from transformers.utils import can_return_tuple
 from ..layers import Attention, Mixer, QEDBlock, RMSNorm, Sequences
 from ..layers.sequences import DENSE
 from ..routes import AUTO, REFERENCE, Call
-from .arguments import offsets, refuse_unknown, wants_hidden_states
+from .arguments import given_inputs, mask_of, offsets, refuse_unknown, wants_hidden_states
 from .base import QEDPreTrainedModel
 from .cache import QEDCache, check_cache
 from .config import QEDConfig
@@ -104,10 +104,9 @@ class QEDModel(QEDPreTrainedModel):
         if unknown:
             refuse_unknown(QEDModel.forward, unknown)
         wanted = wants_hidden_states(self.config, output_hidden_states, output_attentions)
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids, inputs_embeds: expected exactly one of them")
+        given = given_inputs(input_ids, inputs_embeds)
         # A copy: layers may write over the residual stream.
-        x = _in_its_precision(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds.clone())
+        x = _in_its_precision(self.embed_tokens(given) if inputs_embeds is None else given.clone())
         packed = offsets(
             *x.shape[:2],
             cu_seqlens=cu_seqlens,
@@ -141,6 +140,8 @@ class QEDModel(QEDPreTrainedModel):
         self, x: Tensor, sequences: Sequences, cache: QEDCache | None, use_cache: bool, hidden_states: bool
     ) -> BaseModelOutputWithPast:
         """All blocks, on the residual stream of aligned sequences."""
+        if cache is not None:
+            cache.detach()  # another thread may take the decoder's memory meanwhile
         seen: list[Tensor] = []
         options = {"rewind": cache.depth} if use_cache and cache is not None and cache.rewind else {}
         # transformers' early exit drafts tokens with the first layers, by a smaller number in the configuration.
@@ -148,7 +149,7 @@ class QEDModel(QEDPreTrainedModel):
             if hidden_states:
                 seen.append(sequences.restore(x).clone())  # blocks may write over x
             state = None if cache is None else cache.get(i)
-            run = partial(self._gradient_checkpointing_func, layer.__call__) if self._checkpoints() else layer
+            run = partial(self._gradient_checkpointing_func, partial(_kept, layer)) if self._checkpoints() else layer
             x, state = run(x, state, sequences, use_cache, **options)
             if use_cache and cache is not None:
                 cache.put(i, state)
@@ -165,25 +166,23 @@ class QEDModel(QEDPreTrainedModel):
         return self.gradient_checkpointing and self.training
 
     def _sequences(self, x: Tensor, mask: Tensor | None, cache: QEDCache | None, packed: Tensor | None) -> Sequences:
-        check_cache(cache)
+        check_cache(cache, x.shape[0])
         if packed is not None:
             return Sequences(cu_seqlens=packed)
-        return DENSE if mask is None else Sequences.from_mask(_mask_of(x, mask, cache))
+        return DENSE if mask is None else Sequences.from_mask(mask_of(x, mask, cache))
+
+
+def _kept(block: nn.Module, x: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Any]:
+    """Run a block on inputs that a checkpoint keeps. torch's reentrant one runs it first without gradients, and a block
+    may then write over x."""
+    output: tuple[Tensor, Any] = block(x if torch.is_grad_enabled() else x.clone(), *given, **options)
+    return output
 
 
 def _in_its_precision(x: Tensor) -> Tensor:
     """Return the residual stream in the precision of its layers: with autocast it is in low precision too."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
-
-
-def _mask_of(x: Tensor, mask: Tensor, cache: QEDCache | None) -> Tensor:
-    """Return the part of a mask that is about x [B, T, …], which may come with the tokens before them."""
-    before = 0 if cache is None else cache.tokens
-    if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
-        expected = f"[{x.shape[0]}, {before + x.shape[1]}]"
-        raise ValueError(f"attention_mask: expected shape {expected}, got {list(mask.shape)}")
-    return mask[:, mask.shape[1] - x.shape[1] :]
 
 
 class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
@@ -251,12 +250,12 @@ class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
         hidden_states = wants_hidden_states(self.config, output_hidden_states, output_attentions)
         if isinstance(past_key_values, QEDCache) and isinstance(logits_to_keep, int):
             past_key_values.expect(logits_to_keep - 1)
-        given = input_ids if inputs_embeds is None else inputs_embeds
+        given = given_inputs(input_ids, inputs_embeds)
         continues = attention_mask is not None or past_key_values is not None
         said: dict[str, Any] = {"cu_seqlens": cu_seqlens, "seq_idx": seq_idx, "position_ids": position_ids}
         said |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
         said |= {"max_length_q": max_length_q, "max_length_k": max_length_k}
-        packed = None if given is None else offsets(*given.shape[:2], **said, continues=continues)
+        packed = offsets(*given.shape[:2], **said, continues=continues)
         if input_ids is not None and not torch.compiler.is_compiling():
             plain = {"hidden states of all layers": hidden_states, "a loss": labels is not None}
             plain |= {"packed sequences": packed is not None, "embeddings as inputs": inputs_embeds is not None}
@@ -316,8 +315,10 @@ class QEDForCausalLM(QEDPreTrainedModel, QEDGenerationMixin):
         if route.name == REFERENCE:
             return None
         cache = QEDCache() if cache is None else cache
-        logits = route.run(asked, cache, tokens, None if mask is None else _mask_of(tokens, mask, cache))
-        return CausalLMOutputWithPast(logits=logits[:, None].clone(), past_key_values=cache)
+        mask = None if mask is None else mask_of(tokens, mask, cache)
+        with self.decoders.lock:  # until the logits are out of the decoder's memory
+            logits = route.run(asked, cache, tokens, mask)[:, None].clone()
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
 
 
 def causal_loss(
@@ -328,17 +329,17 @@ def causal_loss(
     Args:
         logits: [B, T, vocabulary].
         labels: [B, T]; −100 is ignored.
-        cu_seqlens: offsets of packed sequences, whose last tokens predict nothing.
+        cu_seqlens: offsets of packed sequences, whose first tokens nothing predicts.
         items: what to divide the sum by; None for how many predictions there are.
     """
     if labels.shape != logits.shape[:2]:
         raise ValueError(
             f"labels: expected a token for every input, {list(logits.shape[:2])}, got {list(labels.shape)}"
         )
-    targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-    if cu_seqlens is not None:
-        last = (cu_seqlens[1:] - 1).clamp(min=0)
-        targets = targets.index_fill(1, last.to(torch.int64), -100)
+    targets = nn.functional.pad(labels, (0, 1), value=-100)
+    if cu_seqlens is not None:  # an empty sequence begins where the next one does, or behind the last token
+        targets = targets.index_fill(1, cu_seqlens[:-1].to(torch.int64), -100)
+    targets = targets[:, 1:]
     wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
     if items is None:
         return nn.functional.cross_entropy(wide, targets.flatten())

@@ -14,8 +14,10 @@ kernels run each of them chunk after chunk. A prompt that has its own row is cut
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +27,10 @@ from torch import Tensor
 from ..layers import Mixer, MixerState, RMSNorm, Sequences
 from ..layers.obstacles import contiguity_obstacle, plain_linear_obstacle
 from ..layers.routes import BLOCK, normed_projection, write_likeliest
+from ..layers.sequences import padding_first
 from ..routes import Call
-from .cache import QEDCache
+from .arguments import given_inputs, mask_of
+from .cache import QEDCache, check_cache
 from .fingerprint import fingerprint
 from .replaying import Replayed
 from .sampling import Chooser, Sampling, seen_tokens
@@ -57,13 +61,21 @@ class Decoder:
     """States of `batch` sequences at fixed addresses; what reads prompts into them, and a step from tokens to logits or
     to the next tokens."""
 
-    def __init__(self, model: QEDForCausalLM, batch: int, pool: torch.cuda._POOL_HANDLE | None = None):
+    def __init__(
+        self,
+        model: QEDForCausalLM,
+        batch: int,
+        pool: torch.cuda._POOL_HANDLE | None = None,
+        lock: AbstractContextManager[Any] | None = None,
+    ):
         """
         Args:
             model: the model, of recurrent layers alone.
             batch: how many sequences.
             pool: memory that the graphs of several decoders share.
+            lock: what a thread holds that uses this memory, or the graphs of these decoders.
         """
+        self.lock = threading.RLock() if lock is None else lock
         if len(recurrent_mixers(model)) != len(model.model.layers):
             raise ValueError("a softmax layer's state grows: expected a model of recurrent layers alone")
         self._model = weakref.ref(model)
@@ -120,8 +132,7 @@ class Decoder:
         if before is cache and cache.decoder is self:
             return
         given = cache.is_initialized
-        if given and cache.batch_size != self.tokens.shape[0]:
-            raise ValueError(f"past_key_values: expected {self.tokens.shape[0]} sequences, got {cache.batch_size}")
+        check_cache(cache, self.tokens.shape[0])
         if before is not None and before.decoder is self:
             before.detach()
         with torch.no_grad():
@@ -254,10 +265,13 @@ def _empty_state(mixer: Mixer, batch: int, dtype: torch.dtype, device: torch.dev
 class Decoders:
     """The decoders of one model, by batch size. They are made anew when anything that they captured has changed.
 
+    Several threads may generate with one model: they take turns with its decoders, a few tokens at a time.
+
     Copies of a model start without any, because a graph holds the addresses of the tensors it was captured with.
     """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self._fingerprint: Any = None
         self._by_batch: dict[int, Decoder] = {}
         self._pool: Any = None
@@ -284,16 +298,18 @@ class Decoders:
             if cache.checked is not None and cache.checked.is_for(model, batch):
                 return cache.checked
         now = fingerprint(model)
-        if now != self._fingerprint:
-            self._fingerprint, self._by_batch = now, {}
-            self._pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-        if isinstance(now, str):
-            return now
-        if batch not in self._by_batch:
-            self._by_batch[batch] = Decoder(model, batch, self._pool)
+        with self.lock:
+            if now != self._fingerprint:
+                self._fingerprint, self._by_batch = now, {}
+                self._pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
+            if isinstance(now, str):
+                return now
+            if batch not in self._by_batch:
+                self._by_batch[batch] = Decoder(model, batch, self._pool, self.lock)
+            found = self._by_batch[batch]
         if cache is not None:
-            cache.checked = self._by_batch[batch]
-        return self._by_batch[batch]
+            cache.checked = found
+        return found
 
     def of(self, model: QEDForCausalLM, batch: int, cache: QEDCache | None = None) -> Decoder | None:
         """Return what `look` returns, and None where there is no decoder.
@@ -323,12 +339,17 @@ def stream(
         input_ids: the prompts [B, T].
         max_new_tokens: how many tokens to generate.
         sampling: how tokens are chosen; None for the likeliest.
-        attention_mask: [B, T], 1 at the tokens of padded prompts; None without padding.
+        attention_mask: [B, T], 1 at the tokens of padded prompts, wherever they stand; None without padding.
         together: how many tokens are yielded at a time, where decoding is captured: with 1 they come one by one, and
             the GPU waits for the caller after each. The first comes alone.
     """
-    if together < 1:
-        raise ValueError(f"together: expected a number of tokens, 1 or more, got {together}")
+    for name, count in (("max_new_tokens", max_new_tokens), ("together", together)):
+        if count < 1:
+            raise ValueError(f"{name}: expected a number of tokens, 1 or more, got {count}")
+    if given_inputs(input_ids, None).shape[1] == 0:
+        raise ValueError("input_ids: expected at least one token to go on from")
+    if attention_mask is not None:
+        input_ids, attention_mask = padding_first(input_ids, mask_of(input_ids, attention_mask, None))
     output = model(input_ids, attention_mask=attention_mask, use_cache=True, logits_to_keep=1)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling or Sampling()}
     logits, cache = output.logits[:, -1], output.past_key_values
@@ -368,6 +389,7 @@ def continued(
             logits = model(part[:, -1:], past_key_values=cache, use_cache=True).logits[:, -1]
             part = chooser(logits, seen_tokens(text, vocabulary) if chooser.counts else None)[:, None]
         else:
-            part = decoder.follow(cache, text, chooser, min(left, together))
+            with decoder.lock:
+                part = decoder.follow(cache, text, chooser, min(left, together))
         left -= part.shape[1]
         yield part.clone()

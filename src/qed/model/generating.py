@@ -107,12 +107,13 @@ class Generation:
     def go_on(self, count: int) -> None:
         """Make up to `count` tokens more, and take back what came after the end."""
         cache, decoder, length = self.cache, self.decoder, self.text.shape[1]
-        if cache.given:
-            decoder.start(cache)
-            self.kept = self.kept or [torch.empty_like(x) for x in decoder.tensors]
-            torch._foreach_copy_(self.kept, decoder.tensors)
         generator = _generator_state(self.text.device) if self.chooser.draws else None
-        block = decoder.follow(cache, self.text, self.chooser, count)
+        with decoder.lock:
+            if cache.given:
+                decoder.start(cache)
+                self.kept = self.kept or [torch.empty_like(x) for x in decoder.tensors]
+                torch._foreach_copy_(self.kept, decoder.tensors)
+            block = decoder.follow(cache, self.text, self.chooser, count)
         try:
             self.add(block)
         finally:
@@ -123,10 +124,11 @@ class Generation:
                 for _ in range(steps):
                     torch.empty_like(decoder.logits, dtype=torch.float32).exponential_()
             if self.kept and not torch.equal(self.text[:, length:], block):  # other tokens were read than there are
-                decoder.start(cache)
-                torch._foreach_copy_(decoder.tensors, self.kept)
-                for column in self.text[:, length - 1 : -1].split(1, 1):
-                    decoder.step(column)
+                with decoder.lock:
+                    decoder.start(cache)
+                    torch._foreach_copy_(decoder.tensors, self.kept)
+                    for column in self.text[:, length - 1 : -1].split(1, 1):
+                        decoder.step(column)
 
 
 @torch.no_grad()
