@@ -64,7 +64,13 @@ def given_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tens
 
 
 def mask_of(x: Tensor, mask: Tensor, cache: QEDCache | None) -> Tensor:
-    """Return the part of a mask that is about x [B, T, …], which may come with the tokens before them."""
+    """Return the part of a mask that is about the tokens of a call.
+
+    Args:
+        x: the tokens or embeddings of the call, [B, T, …].
+        mask: [B, T], or [B, before + T] with the tokens that the cache has read.
+        cache: the states after the tokens before, or None.
+    """
     before = 0 if cache is None else cache.tokens
     if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] not in (x.shape[1], before + x.shape[1]):
         expected = f"[{x.shape[0]}, {before + x.shape[1]}]"
