@@ -110,6 +110,13 @@ def test_results_without_any_text_are_named(tmp_path: Path) -> None:
         "QED seed 3 at s = 1, S-NIAH-1 4K: all 4 answers are empty",
         "QED seed 3 at s = 0, S-NIAH-1 8K: all 4 answers are empty",
     ]
+    summary = folder / "eval" / "niah_single_1-4096.json"
+    whole = json.loads(summary.read_text())
+    whole["result"]["not_finite"] = 4
+    summary.write_text(json.dumps(whole))
+    assert empty_answers(runs(tmp_path))[0].startswith(
+        "QED seed 3 at s = 1, S-NIAH-1 4K: the model's numbers were not finite in 4 of 4 answers"
+    )
 
 
 def test_with_the_strength_scaled(base: Path) -> None:

@@ -122,13 +122,15 @@ def empty_answers(runs: list[Run]) -> list[str]:
         scales = {1.0: run.results} | {scale: x for scale, x in run.strengths.items() if scale != 1.0}
         for scale, name, result in ((scale, name, x) for scale, some in scales.items() for name, x in some.items()):
             answers = [row.get("prediction") for row in result.rows] if "correct" in result.result else []
+            if not answers:
+                continue
             title = f"{name_of(run.arm)} seed {run.seed} at s = {scale:g}, {result_title(name, [result])}"
             if count := result.result.get("not_finite"):
                 said.append(
                     f"{title}: the model's numbers were not finite in {count} of {len(answers)} answers, which say "
                     "nothing and count as they are."
                 )
-            elif answers and all(isinstance(x, str) and not x.strip() for x in answers):
+            elif all(isinstance(x, str) and not x.strip() for x in answers):
                 said.append(
                     f"{title}: all {len(answers)} answers are empty, and count as wrong. A model says nothing where "
                     "its logits are not finite, or where it ends its text at once."
