@@ -254,8 +254,8 @@ def test_results_of_other_prompts_are_not_in_one_table(base: Path, tmp_path: Pat
 
 
 def test_arms_of_one_figure_look_different() -> None:
-    """In a figure with every rule, with either range of the erase gate, no two lines look alike: in print or on a
-    page."""
-    looks = [look(arm) for arm in every_rule()]
+    """In a figure with every rule, with either range of the erase gate, or with several bounds on λ, no two lines look
+    alike: in print or on a page."""
+    looks = [look(arm) for arm in (*every_rule(), "qed@0", "qed@0.1", "qed@0.5", "qed@1")]
     for colours, marks in ((len(drawing.COLOURS), len(drawing.MARKERS)), (svg.COLOURS, len(svg.MARKS))):
         assert len({(place % colours, place % marks, dashes) for place, dashes in looks}) == len(looks)

@@ -13,15 +13,19 @@ from ..analysis.stats import across_seeds
 from ..analysis.tracking import by_place, farthest
 from ..data.groups import GROUPS
 from ..recipes.arms import Arm
+from ..recipes.generated import LOADS
 from ..rules import RULES
 from .arm_tables import all_runs, groups_of, of_arm, widths_of
 from .charts import Axis, Chart, Charts, Heat, Panel, Series, lengths_axis, per_cent
 
 
 def look(arm: str) -> tuple[int, int]:
-    """An arm's place in the palette, which is its rule's, and its dashes: those of a wider erase gate are broken."""
+    """An arm's place in the palette, which is its rule's, or one behind those of all rules for each bound on λ; and its
+    dashes: those of a wider erase gate are broken, those of a bound dotted."""
     parsed = Arm.parse(arm)
-    return list(RULES).index(parsed.rule), int(parsed.erase is not None) + 2 * int(parsed.bound is not None)
+    before = 0 if parsed.bound is None else 1 + round(10 * parsed.bound)
+    place = len(RULES) * before + list(RULES).index(parsed.rule)
+    return place, int(parsed.erase is not None) + 2 * int(parsed.bound is not None)
 
 
 def places(settings: Settings) -> Chart:
@@ -111,13 +115,22 @@ def capacities(settings: Settings) -> Chart:
                 Series(name=name_of(arm), colour=colour, dashes=dashes, x=sizes, y=held, low=low_ends, high=high_ends)
             )
     ticks = sorted({size for one in series for size in one.x})
+    most = max(LOADS[int(width)][0] for width in widths_of(settings))
+    loads = {float(2**i): str(2**i) for i in range(most.bit_length())}
     panel = Panel(
         x=Axis(label="numbers in the state", scale="log2", ticks={x: f"{x:,.0f}" for x in ticks}),
-        y=Axis(label="pairs held at 90 %", scale="log2", shown=lambda y: f"{y:.1f} pairs"),
+        y=Axis(
+            label="pairs held at 90 %",
+            scale="log2",
+            ticks=loads,
+            ends=(1, most),
+            shown=lambda y: f"{y:.1f} pairs",
+        ),
         series=series,
     )
     caption = (
-        "Each point is the mean over trainings in log₂, with Student's 95 % interval where there are three or more."
+        "Each point is the mean over trainings in log₂, with Student's 95 % interval where there are three or more. "
+        "The axis ends at the least and at the most pairs that a row can tell; intervals may not."
     )
     return Chart(title="Pairs held against the size of the state", caption=caption, panels=[panel], height=4.2)
 
