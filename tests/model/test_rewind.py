@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
@@ -316,7 +317,12 @@ def test_a_conversation_goes_on_with_assistance(whole: bool, read: int) -> None:
     cache = QEDCache(rewind=1)
     model(x[:, :read], past_key_values=cache)
     start = 0 if whole else read
-    found = model.generate(x[:, start:], attention_mask=torch.ones(1, 18), past_key_values=cache, **options)
+    given = {"attention_mask": torch.ones(1, 18), "past_key_values": cache}
+    if not whole and transformers.__version__.startswith("5.17."):  # which cuts the mask to the text that is given
+        with pytest.raises(ValueError, match="attention_mask: expected shape"):
+            model.generate(x[:, start:], **given, **options)
+        return
+    found = model.generate(x[:, start:], **given, **options)
     assert torch.equal(found[:, 18 - start :], model.generate(x, **options)[:, 18:])
 
 
