@@ -244,7 +244,8 @@ def test_a_training_step_is_measured(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "train", "--device", "cpu", *sizes, "--out", str(file)])
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
-    assert set(report["candidates"]) == {"qed", "qed, strong decay", "gdn2", "softmax attention"}
+    trades = {"qed, light", "qed, lean"}
+    assert set(report["candidates"]) == {"qed", "qed, strong decay", "gdn2", "softmax attention"} | trades
     assert all(row["tokens_per_s"] > 0 for row in report["candidates"].values())
     assert QEDConfig(**report["config"]).to_diff_dict() == QEDConfig.tiny().to_diff_dict()
 

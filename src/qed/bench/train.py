@@ -189,6 +189,9 @@ def _makers(bench: Bench, size: dict[str, Any], compiled: bool) -> dict[str, Cal
     makers: dict[str, Callable[[], TrainingStep]] = {
         "qed": partial(ours, QEDConfig(**size, rule="qed")),
         "qed, strong decay": partial(ours, QEDConfig(**size, rule="qed"), strong_decay=True),
+        # What the backward recomputes trades memory against speed: least, and most that is not a whole block.
+        "qed, light": partial(ours, QEDConfig(**size, rule="qed"), recompute="light"),
+        "qed, lean": partial(ours, QEDConfig(**size, rule="qed"), recompute="lean"),
         "gdn2": partial(ours, QEDConfig(**size, rule="gdn2")),
         "softmax attention": partial(ours, transformer(size)),
     }
