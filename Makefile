@@ -52,7 +52,7 @@ test-all: $(SLOW) ## run the slow sweeps that `make test` leaves out
 
 test-gpu: $(TOOLS) ## run the kernels' tests on a GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "test-gpu: no CUDA device here")'
-	$(BIN)/python -m pytest --numprocesses 4 --durations 5 tests/test_routes.py tests/kernels tests/layers tests/ops/test_gpu.py tests/model/test_gpu.py tests/train/test_gpu.py
+	$(BIN)/python -m pytest --numprocesses 4 --durations 5 tests/test_routes.py tests/kernels tests/layers tests/ops/test_gpu.py tests/model/test_gpu*.py tests/train/test_gpu.py
 
 # An environment of its own: vLLM wants an older transformers than the tests of the rest. Its packages are all named, with
 # the few that this package itself needs among them.
