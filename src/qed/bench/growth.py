@@ -169,7 +169,7 @@ def _step(bench: Bench, growth: Growth, model: str) -> TrainingStep:
 
 def _prefill(bench: Bench, growth: Growth, model: str, length: int) -> Cell:
     made, ids = _model(bench, growth, model), _ids(bench, growth, length)
-    times = bench.take_turns({model: partial(inference.prefill, made, ids)}, growth.rounds, warm_up=1)[model]
+    times = bench.take_turns({model: partial(inference.prefill, made, ids)}, growth.rounds)[model]
     return {"us_per_token": times["median"] * 1e3 / length, "prefill_ms": times["median"]}
 
 
