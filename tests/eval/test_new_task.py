@@ -127,7 +127,7 @@ def test_an_unknown_task_is_named_with_the_nearest() -> None:
 def test_the_table_of_tasks() -> None:
     assert list(of_kind(NeedleTask)) == list(TASKS)[: len(of_kind(NeedleTask))]
     assert set(reading("essays")) == {"niah_single_2", "niah_single_3", "niah_multikey_1"}
-    assert set(reading("data")) == {"fda", "swde", "squad_completion", "positions"}
+    assert set(reading("data")) == {"fda", "swde", "squad_completion", "positions", "states"}
     with pytest.raises(ValueError, match="name of a task: expected one without a hyphen, got 'a-b'"):
         Task(name="a-b", title="A")
     with pytest.raises(ValueError, match="inputs of a: expected some of words, essays, data, got 'songs'"):

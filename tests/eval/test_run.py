@@ -227,6 +227,30 @@ def test_loss_by_position(tmp_path: Path, checkpoint: Path) -> None:
     assert 3 < found["loss"] < 60
 
 
+def test_norms_of_states(tmp_path: Path, checkpoint: Path) -> None:
+    prepare(
+        "synthetic:60", tokenizer=str(checkpoint / "tokenizer.json"), out=tmp_path / "data", console=Console(quiet=True)
+    )
+    options = (
+        "--task",
+        "states",
+        "--lengths",
+        1024,
+        "--data",
+        f"states={tmp_path / 'data'}",
+        "--out",
+        tmp_path / "out",
+    )
+    status, said = run(checkpoint, *options)
+    assert status == 0
+    assert "fastest" in said
+    found = json.loads((tmp_path / "out" / "states-1024.json").read_text())["result"]
+    assert {name: len(points) for name, points in found["texts"].items()} == {"noise": 16, "corpus": 16}
+    for length in (1000, 10**6):
+        status, said = run(checkpoint, *options[:2], "--lengths", length, *options[4:])
+        assert (status, "expected" in said, str(length) in said) == (1, True, True)
+
+
 def test_bad_input(tmp_path: Path, checkpoint: Path, words: Path) -> None:
     other = tmp_path / "other.json"
     tokenization.train(["a b c"], 300).save(str(other))

@@ -118,8 +118,8 @@ Essays = Annotated[
 Data = Annotated[
     list[str] | None,
     typer.Option(
-        help="TASK=FILE of JSON lines; a folder with TASK.jsonl of several tasks; positions=FOLDER that `qed prepare` "
-        "wrote. May be given repeatedly."
+        help="TASK=FILE of JSON lines; a folder with TASK.jsonl of several tasks; positions=FOLDER or states=FOLDER "
+        "that `qed prepare` wrote. May be given repeatedly."
     ),
 ]
 Suites = Annotated[
