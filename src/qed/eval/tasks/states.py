@@ -123,7 +123,7 @@ def table_rows(name: str, result: dict[str, Any]) -> list[tuple[str, ...]]:
         ]
         doublings, layer, head, after = max(heads, key=lambda x: x[0])
         growing = sum(x[0] >= 1 for x in heads)
-        every = (end["tokens"] - middle["tokens"]) / doublings if 0 < doublings < math.inf else math.nan
+        tokens = end["tokens"] - middle["tokens"]
         rows.append(
             (
                 name,
@@ -131,7 +131,7 @@ def table_rows(name: str, result: dict[str, Any]) -> list[tuple[str, ...]]:
                 f"{growing} of {len(heads)}",
                 f"layer {layer}, head {head}",
                 "not finite" if after is None else f"{after:.3g}",
-                "" if math.isnan(every) else f"{every:,.0f} tokens",
+                f"{tokens / doublings:,.0f} tokens" if 1 <= doublings < math.inf else "",
                 "finite" if end["finite"] else "not finite",
             )
         )
@@ -150,15 +150,7 @@ TASKS = (
         name="states",
         title="Norms of states",
         inputs=("data",),
-        columns=(
-            "",
-            "text",
-            "heads that double",
-            "fastest",
-            "its norm at the end",
-            "doubles every",
-            "logits at the end",
-        ),
+        columns=("", "text", "growing", "fastest", "norm", "doubles every", "logits"),
         rows=table_rows,
         prepare=prepare,
         check=check,
