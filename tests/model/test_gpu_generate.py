@@ -208,6 +208,32 @@ def test_work_that_cannot_be_captured_runs_as_it_is(caplog: pytest.LogCaptureFix
     torch.rand(3, device="cuda")  # and random numbers can be drawn
 
 
+def test_a_replay_draws_what_its_place_in_the_text_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a capture torch sets the numbers from which graphs draw, on the stream of the capture. Here that is late,
+    as it may be on a GPU that others use too, and comes while the graph runs unless the caller's stream waits."""
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def late(self: torch.cuda.CUDAGraph, *given: Any, **options: Any) -> None:
+        torch.cuda._sleep(2 * 10**8)  # about a tenth of a second
+        begin(self, *given, **options)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
+    drawn = torch.zeros(100, device="cuda")
+    replayed = Replayed(drawn.device)
+
+    def work() -> None:
+        torch.cuda._sleep(4 * 10**8)
+        drawn.copy_(torch.rand(100, device="cuda"))
+
+    torch.manual_seed(0)
+    truth = [torch.rand(100, device="cuda") for _ in range(5)]
+    torch.manual_seed(0)
+    for i in range(5):
+        replayed(work)
+        assert torch.equal(drawn, truth[i]), i
+    assert replayed.graph is not None
+
+
 def test_a_least_length_is_captured_for_good() -> None:
     """Its graph reads the tensor of end tokens, which transformers makes anew for every call."""
     model, x = make(), prompt(1, 20)

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def recorded(graph: torch.cuda.CUDAGraph, pool: torch.cuda._POOL_HANDLE | None = None) -> Iterator[None]:
+    """Record what this thread launches into a graph; another thread may be busy on the GPU.
+
+    The caller's stream then waits for the stream of the capture. There torch sets the numbers from which graphs draw at
+    random, and where a GPU is shared it may still have to when the graph is replayed, which would draw other numbers.
+
+    Args:
+        graph: a new graph.
+        pool: as in `Replayed`.
+    """
+    caller = torch.cuda.current_stream()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        stream = torch.cuda.current_stream()
+        yield
+    caller.wait_stream(stream)
 
 
 class Replayed:
@@ -57,8 +75,7 @@ class Replayed:
         """Return the graph of the work; None if something in it cannot be captured, such as waiting for the GPU."""
         graph = torch.cuda.CUDAGraph()
         try:
-            # Only this thread's launches are captured: another thread may be busy on the GPU.
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            with recorded(graph, self.pool):
                 work()
         except RuntimeError as error:
             end_failed_capture()
@@ -71,5 +88,5 @@ class Replayed:
 def end_failed_capture() -> None:
     """Let the process draw random numbers on the GPU again. torch leaves its generator as it is during a capture when
     that fails; the end of a capture that succeeds sets it right."""
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+    with recorded(torch.cuda.CUDAGraph()):
         torch.zeros((), device="cuda")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..model.replaying import end_failed_capture
+from ..model.replaying import end_failed_capture, recorded
 
 
 class Captured:
@@ -43,8 +43,7 @@ class Captured:
     def _capture(self, work: Callable[[Tensor], Tensor], rows: Tensor) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         try:
-            # Only this thread's launches are captured: another thread copies the next batch to the GPU.
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            with recorded(graph, self.pool):  # another thread copies the next batch to the GPU meanwhile
                 self.result.copy_(work(rows))
         except RuntimeError as error:
             end_failed_capture()
