@@ -65,12 +65,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def grown(file: Path) -> str:
-    """What `qed bench growth` wrote beside a file, the figure and the tables; nothing where there is no such file."""
-    if not file.exists():
-        return ""
-    path = posixpath.join("..", *file.relative_to(ROOT).with_suffix("").parts)
-    figure = f"![Cost against the length of a text]({path}.svg)\n\n" if file.with_suffix(".svg").exists() else ""
-    return f"{figure}{file.with_suffix('.md').read_text(encoding='utf-8')}\n([all numbers]({path}.json))"
+    """The tables that `qed bench growth` wrote beside a file; nothing where there is no such file."""
+    return file.with_suffix(".md").read_text(encoding="utf-8") if file.exists() else ""
 
 
 def reference() -> Iterator[str]:
