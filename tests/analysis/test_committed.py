@@ -1,6 +1,8 @@
 """What is committed under results/ follows from the answers committed with it, and README says the same."""
 
 import csv
+import json
+import math
 import re
 from pathlib import Path
 
@@ -146,6 +148,26 @@ def test_the_registered_report_follows_from_its_answers(tmp_path: Path) -> None:
     made, kept = ({path.name: path.read_text() for path in (x / "tables").iterdir()} for x in (tmp_path, MEDIUM))
     assert made == kept
     assert (tmp_path / "report.md").read_text() == (MEDIUM / "report.md").read_text()
+
+
+def test_one_state_of_qed_seed_3_and_one_of_gdn2_seed_4_grow_along_the_noise() -> None:
+    """As often as the pages say, and no other one of those that were looked at."""
+    growing = {}
+    for name, points in json.loads((MEDIUM / "state_norms.json").read_text())["trainings"].items():
+        first, later = points[0], points[4]  # 2K and 10K tokens, where all norms are numbers
+        for layer, norms in first["norms"].items():
+            for head, norm in enumerate(norms):
+                doublings = math.log2(later["norms"][layer][head] / norm)
+                if doublings > 2:
+                    growing[name, layer, head] = (later["tokens"] - first["tokens"]) / doublings
+        assert points[-1]["finite"] == (name != "qed-3 s=1")
+    assert growing.keys() == {("qed-3 s=1", "0", 0), ("gdn2-4 s=1", "0", 3), ("gdn2-4 s=0", "0", 3)}
+    assert round(growing["qed-3 s=1", "0", 0]) == 254
+    page = (ROOT / "results" / "README.md").read_text()
+    assert all(f"every {x} tokens" in " ".join(page.split()) for x in ("254", "2,900"))
+    whole = json.loads((MEDIUM / "state_norms.json").read_text())["trainings"]["gdn2-4 s=1"]
+    slope = math.log2(whole[-1]["norms"]["0"][3] / whole[0]["norms"]["0"][3]) / (whole[-1]["tokens"] - 2048)
+    assert round(1 / slope, -2) == 2900
 
 
 def test_results_stay_small_enough_to_travel() -> None:

@@ -15,8 +15,9 @@ _log = logging.getLogger(__name__)
 def recorded(graph: torch.cuda.CUDAGraph, pool: torch.cuda._POOL_HANDLE | None = None) -> Iterator[None]:
     """Record what this thread launches into a graph; another thread may be busy on the GPU.
 
-    The caller's stream then waits for the stream of the capture. There torch sets the numbers from which graphs draw at
-    random, and where a GPU is shared it may still have to when the graph is replayed, which would draw other numbers.
+    The caller's stream then waits for the stream of the capture. On that one, versions of torch set the seed and the
+    offset from which graphs draw at random. Where others use the GPU too, this might come while the graph is replayed,
+    which would then draw other numbers.
 
     Args:
         graph: a new graph.

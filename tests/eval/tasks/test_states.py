@@ -1,12 +1,17 @@
 """Norms of states: those of one pass over the whole text, and a rule whose state grows is found out."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 from qed import QEDCache, QEDConfig, QEDForCausalLM
+from qed.data.prepare import prepare
+from qed.data.shards import TokenShards
+from qed.eval.options import Options
 from qed.eval.tasks import states
 from qed.rules import RULES, Operands, Rule
 
@@ -50,16 +55,47 @@ def test_a_state_that_grows_without_end_is_found_out(monkeypatch: pytest.MonkeyP
 
 
 def test_the_table_says_how_fast_the_fastest_head_grows() -> None:
-    points = [
-        {"tokens": 128 * (i + 1), "norms": {"0": [3.0, 2.0], "2": [5.0, 2.0 ** ((i + 1) / 2)]}, "finite": True}
-        for i in range(states.POINTS)
-    ]
-    (row,) = states.table_rows("states-2048", {"texts": {"corpus": points}})
-    assert row == ("states-2048", "corpus", "1 of 4", "layer 2, head 1", "256", "256 tokens", "finite")
-    states.check({"texts": {"corpus": points}})
+    result = {"texts": {"corpus": points(*({"0": [3.0, 2.0], "2": [5.0, 2.0 ** (i / 2)]} for i in range(1, 17)))}}
+    (row,) = states.table_rows("states-1024", result)
+    assert row == ("states-1024", "corpus", "1 of 4", "layer 2, head 1", "256", "128 tokens", "finite")
+    states.check(result)
 
 
-@pytest.mark.parametrize("result", [{}, {"texts": {}}, {"texts": {"noise": [3]}}, {"texts": {"noise": [{}]}}])
-def test_other_results_are_refused(result: dict[str, object]) -> None:
+def points(*norms: object) -> list[dict[str, object]]:
+    return [{"tokens": 64 * (i + 1), "norms": x, "finite": True} for i, x in enumerate(norms)]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        None,
+        {},
+        {"noise": [3, 3]},
+        {"noise": points({"0": [1.0]})},  # of one point nothing can be said
+        {"noise": points({"0": [1.0]}, {"1": [1.0]})},
+        {"noise": points({"0": [1.0]}, {"0": [1.0, 2.0]})},
+        {"noise": points({"0": [1.0]}, {"0": ["1"]})},
+        {"noise": points({}, {})},
+    ],
+)
+def test_other_results_are_refused(texts: object) -> None:
     with pytest.raises(ValueError, match="expected norms of states"):
-        states.check(result)
+        states.check({"texts": texts})
+    states.check({"texts": {"noise": points({"0": [1.0, None]}, {"0": [2.0, None]})}})
+
+
+def test_a_model_that_has_no_states_and_a_tokenizer_without_the_words_are_refused(tmp_path: Path) -> None:
+    """Before anything is read."""
+    prepare("synthetic:60", tokenizer="words:300", out=tmp_path, console=Console(quiet=True))
+    options = Options(lengths=(1024,), data={"states": tmp_path})
+    identity = TokenShards(tmp_path).index["tokenizer_sha256"]
+    tiny = QEDConfig.tiny()
+    with pytest.raises(ValueError, match="knows all words of 'The grass is green"):
+        states.prepare(QEDForCausalLM(tiny), options, identity)
+    softmax = QEDConfig.tiny(layer_types=["full_attention"] * tiny.num_hidden_layers)
+    with pytest.raises(ValueError, match="expected a model with recurrent layers"):
+        states.prepare(QEDForCausalLM(softmax), options, identity)
+    with pytest.raises(ValueError, match="expected tokens of the checkpoint's tokenizer"):
+        states.prepare(QEDForCausalLM(tiny), options, "another")
+    with pytest.raises(ValueError, match="expected states=FOLDER"):
+        states.prepare(QEDForCausalLM(tiny), Options(lengths=(1024,)), identity)

@@ -18,6 +18,7 @@ from ...data import tokenization
 from ...data.shards import TokenShards
 from ..options import Options
 from ..task import MeasuredTask, Measurement
+from .corpus import corpus
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -129,12 +130,8 @@ def prepare(model: QEDForCausalLM, options: Options, tokenizer: str) -> Measurem
         options: of which `data`, `lengths`, `samples` and `max_length`, the window, are read.
         tokenizer: the sha256 of the checkpoint's tokenizer, which the corpus must be of.
     """
-    folder = options.data.get("positions")
-    if folder is None:
-        raise ValueError("--data: expected positions=FOLDER of `qed prepare`, got none")
-    shards, length, window = TokenShards(folder), max(options.lengths), options.max_length
-    if shards.index["tokenizer_sha256"] != tokenizer:
-        raise ValueError(f"--data: expected tokens of the checkpoint's tokenizer, got another's in {folder}")
+    shards, length, window = corpus("positions", options, tokenizer), max(options.lengths), options.max_length
+    folder = options.data["positions"]
     rows = min(options.samples or ROWS, (len(shards) - 1) // length)
     if rows < 1:
         raise ValueError(f"--data: expected more than {length} tokens for one row in {folder}, got {len(shards)}")

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ...data import tokenization
 from ...data.needles import NOISE
-from ...data.shards import TokenShards
 from ..options import Options
 from ..task import MeasuredTask, Measurement
+from .corpus import corpus
 
 if TYPE_CHECKING:
     from ...model.causal_lm import QEDForCausalLM
@@ -73,19 +73,20 @@ def prepare(model: QEDForCausalLM, options: Options, tokenizer: str) -> Measurem
         options: of which `data` and `lengths` are read.
         tokenizer: the sha256 of the checkpoint's tokenizer, which the corpus must be of.
     """
-    folder = options.data.get("states")
-    if folder is None:
-        raise ValueError("--data: expected states=FOLDER of `qed prepare`, got none")
-    shards, length = TokenShards(folder), max(options.lengths)
-    if shards.index["tokenizer_sha256"] != tokenizer:
-        raise ValueError(f"--data: expected tokens of the checkpoint's tokenizer, got another's in {folder}")
+    shards, length = corpus("states", options, tokenizer), max(options.lengths)
+    folder = options.data["states"]
     if length < SHORTEST:
         raise ValueError(f"--lengths: expected {SHORTEST} tokens or more for task states, got {length}")
     if len(shards) < length:
         raise ValueError(f"--data: expected {length} tokens or more in {folder}, got {len(shards)}")
     if not any(model.config.layer_rules):
         raise ValueError("task states: expected a model with recurrent layers, got one of softmax layers alone")
-    line = tokenization.load(str(folder / "tokenizer.json")).encode(NOISE + "\n", add_special_tokens=False).ids
+    words = tokenization.load(str(folder / "tokenizer.json"))
+    line = words.encode(NOISE + "\n", add_special_tokens=False).ids
+    if words.token_to_id(getattr(words.model, "unk_token", None) or "") in line:
+        raise ValueError(
+            f"task states: expected a tokenizer that knows all words of {NOISE!r}; the checkpoint's does not"
+        )
     texts = {
         "noise": torch.tensor((line * -(-length // len(line)))[:length]),
         "corpus": torch.as_tensor(shards.read(0, length).tolist()),
@@ -103,11 +104,23 @@ def prepare(model: QEDForCausalLM, options: Options, tokenizer: str) -> Measurem
 
 
 def check(result: dict[str, Any]) -> None:
-    """ValueError unless a result has norms of states."""
+    """ValueError unless a result has norms of the same states at every point of every text."""
     texts = result.get("texts")
-    points = [x for rows in texts.values() for x in rows] if isinstance(texts, dict) else []
-    if not points or not all(isinstance(x, dict) and isinstance(x.get("norms"), dict) for x in points):
+    if not isinstance(texts, dict) or not texts or not all(_are_points(x) for x in texts.values()):
         raise ValueError(f"expected norms of states, got {texts!r:.60}")
+
+
+def _are_points(points: Any) -> bool:
+    if not isinstance(points, list) or len(points) < 2 or not all(isinstance(x, dict) for x in points):
+        return False
+    tables = [x.get("norms") for x in points]
+    if not all(isinstance(x, dict) and x and all(isinstance(row, list) and row for row in x.values()) for x in tables):
+        return False
+    numbers = [n for x in tables for row in x.values() for n in row]
+    known = all(n is None or (type(n) in (int, float) and n >= 0) for n in numbers)
+    shapes = {tuple((layer, len(row)) for layer, row in x.items()) for x in tables}
+    ends = [x.get("tokens") for x in points]
+    return known and len(shapes) == 1 and all(type(x) is int for x in ends) and "finite" in points[-1]
 
 
 def table_rows(name: str, result: dict[str, Any]) -> list[tuple[str, ...]]:
