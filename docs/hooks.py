@@ -20,7 +20,14 @@ ROOT = Path(__file__).parent.parent
 # Files outside this folder that pages may link to. On the site they stand below `repository/`, at their own paths.
 SHOWN = (
     *("CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "benchmarks/NOTES.md", "benchmarks/results/*.json"),
-    *("benchmarks/results/*.svg", "results/*.md", "results/*/*.md", "results/*/figures/*.png", "examples/*"),
+    *(
+        "benchmarks/results/*.svg",
+        "results/*.md",
+        "results/*/*.md",
+        "results/*/state_norms.json",
+        "results/*/figures/*.png",
+    ),
+    "examples/*",
 )
 PLACE = "repository"
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s:]+)(?=[)#])")
