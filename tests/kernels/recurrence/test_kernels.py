@@ -62,6 +62,22 @@ def test_whole_chunks_beside_cut_ones(dtype: torch.dtype) -> None:
     assert over_budget(inputs, impl="triton", dtype=dtype, products=dtype) == {}
 
 
+@pytest.mark.parametrize("batch", [2, 3])
+def test_the_last_states_are_launched_by_themselves(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With four multiprocessors, the last two of six states get programs with fewer columns."""
+    from qed.kernels.recurrence import launch, memory
+
+    for module in (launch, memory):
+        monkeypatch.setattr(module, "multiprocessors", lambda _: 4)
+    case = Case(tokens=70, batch=batch, value_width=128)
+    inputs = case.inputs(device=DEVICE)
+    shapes = launch.Shapes.of(*(inputs[x].bfloat16() for x in "qug"), None)
+    expected = [(0, 4)] if batch == 2 else [(0, 4), (4, 2)]
+    for kernel in ("chunk_states", "state_gradients"):
+        assert shapes.rounds(kernel, batch * case.heads) == expected
+    assert over_budget(inputs, impl="triton", dtype=torch.bfloat16, products=torch.bfloat16) == {}
+
+
 @pytest.mark.parametrize("log_decay", [-5.0, -20.0, -100.0])
 def test_strong_decay(log_decay: float) -> None:
     """However strong the decay, nothing overflows; what is all but forgotten may differ by less than a rounding."""

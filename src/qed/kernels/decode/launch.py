@@ -264,7 +264,8 @@ def _operands(layout: Layout) -> Prepared:
     from .batch import operands_kernel
 
     constants = layout.constants(layout.sizes[2] * 2, 16)
-    constants |= {"W": layout.sizes[3], "BT": OPERANDS_ROWS, "PRECISION": "ieee"}
+    parts = 2 + (layout.row.decay == "channel") + (layout.ranks[1] > 0)
+    constants |= {"W": layout.sizes[3], "BT": OPERANDS_ROWS, "PARTS": parts, "PRECISION": "ieee"}
     return Prepared(operands_kernel, **constants, **FUSED, **early(layout.device), num_warps=OPERANDS_WARPS)
 
 
@@ -291,7 +292,7 @@ def mix(x: Tensor, mixer: Mixer, conv: Tensor, recurrent: Tensor) -> Tensor:
     batch, H, K, V = x.shape[0], mixer.num_heads, mixer.head_dim, mixer.value_head_dim
     prepare = _operands(Layout.of(mixer, x.device))
     operands = torch.empty(batch, H, 4 * K + 2 * V, dtype=torch.float32, device=x.device)
-    grid = (2 * H * -(-batch // prepare.constants["BT"]),)
+    grid = (prepare.constants["PARTS"] * H * -(-batch // prepare.constants["BT"]),)
     given = (x, conv, mixer.conv.weight, *_parameters(mixer)[:-1], operands)
     prepare(grid, *given, x.stride(0), batch, mixer.strength_scale * mixer.lambda_max)
     move = _step(K, V, mixer.row.decay != "none", x.device)

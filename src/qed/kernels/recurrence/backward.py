@@ -35,18 +35,18 @@ from .tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_lane"])
 def state_gradients(
     a_tilde, q_tilde, k_bar, gamma, P, T, do, d_final_state,  # in
     du, d_initial_state, d_ends,  # out: du like u, states [N, H, K, V], and dSᵀ of every chunk's end [chunks, H, V, K]
-    tokens, segments, segment_chunks, offsets, chunk_offsets, order,
+    first_lane, tokens, segments, segment_chunks, offsets, chunk_offsets, order,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr, HAS_STATE: tl.constexpr,
     OUTPUT: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Go through a segment's chunks from the last to the first. Everything is transposed, as in `chunk_states`. Without
     OUTPUT only the gradient of the state that the segment starts from is written."""
     TILES: tl.constexpr = (V + BV - 1) // BV
-    tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
+    tile, lane = tl.program_id(0) % TILES, first_lane + tl.program_id(0) // TILES
     lane, h, start, length, first = lane_place(
         lane, order, tokens, segments, segment_chunks, offsets, chunk_offsets, H, PACKED, C
     )

@@ -111,12 +111,12 @@ def chunk_terms(
     store_tile(T + block * C * C, rows, rows, C, C, C, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_lane"])
 def chunk_states(
     a_tilde, q_tilde, k_bar, gamma, P, T, u, initial_state,  # in
     o, final_state, maps, starts, R,  # out: o like u, states [segments, H, K, V]; if MAPS M and Mᵀ
     # [segments, H, 2, K, K]; if SAVE S₀ᵀ [chunks, H, V, K] and Rᵀ [chunks, H, V, C]
-    tokens, segments, segment_chunks, offsets, chunk_offsets, order,
+    first_lane, tokens, segments, segment_chunks, offsets, chunk_offsets, order,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PACKED: tl.constexpr, HAS_STATE: tl.constexpr,
     MAPS: tl.constexpr, SAVE: tl.constexpr,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
@@ -127,7 +127,7 @@ def chunk_states(
     With MAPS > 0 there are no outputs, only the map of every segment: N, the final state from zero, and M, the final
     state from the identity without writes. They lie side by side, M from column MAPS on."""
     TILES: tl.constexpr = (MAPS + BK if MAPS else V + BV - 1) // BV
-    tile, lane = tl.program_id(0) % TILES, tl.program_id(0) // TILES
+    tile, lane = tl.program_id(0) % TILES, first_lane + tl.program_id(0) // TILES
     lane, h, start, length, first = lane_place(
         lane, order, tokens, segments, segment_chunks, offsets, chunk_offsets, H, PACKED, C
     )

@@ -75,6 +75,16 @@ class Shapes(NamedTuple):
         """Return how many programs share the values of a head."""
         return -(-self.V // self.setting(kernel, lanes).BV)
 
+    def rounds(self, kernel: str, lanes: int) -> list[tuple[int, int]]:
+        """Return the launches of a kernel that carries states, as the first lane of each and how many it has. If all
+        multiprocessors have had equally many lanes and few are left, these get a launch of their own, with narrower
+        programs that fill the GPU better. Packed sequences end at different times, so they are not parted."""
+        left = lanes % self.multiprocessors
+        wide, narrow = (self.setting(kernel, x).BV for x in (lanes, left))
+        if self.PACKED or left in (0, lanes) or narrow == wide:
+            return [(0, lanes)]
+        return [(0, lanes - left), (lanes - left, left)]
+
 
 KERNELS = {
     "chunk_terms": chunk_terms,
@@ -219,12 +229,13 @@ def forward(x: Arguments, save: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
     if segments.each > 1:
         N = torch.empty_like(final_state)
         initial_state = _segment_starts(parts, u, N, initial_state, shapes, table, segments)
-    states = prepared("chunk_states", shapes, segments.lanes, HAS_STATE=initial_state is not None, MAPS=0, SAVE=save)
-    states(
-        (segments.lanes * shapes.tiles("chunk_states", segments.lanes),),
-        *(*parts.terms, u, initial_state, o, final_state, None, parts.starts, parts.R),
-        *(table.tokens, segments.each, segments.chunks, *table.by_sequence),
-    )
+    for first, lanes in shapes.rounds("chunk_states", segments.lanes):
+        given = {"HAS_STATE": initial_state is not None, "MAPS": 0, "SAVE": save}
+        prepared("chunk_states", shapes, lanes, **given)(
+            (lanes * shapes.tiles("chunk_states", lanes),),
+            *(*parts.terms, u, initial_state, o, final_state, None, parts.starts, parts.R),
+            *(first, table.tokens, segments.each, segments.chunks, *table.by_sequence),
+        )
     if segments.each > 1:
         final_state = final_state[segments.each - 1 :: segments.each].contiguous()
     return o, final_state, memory if save else []
@@ -247,7 +258,7 @@ def _segment_starts(
     maps(
         (segments.lanes * tiles,),
         *(*parts.terms, u, None, None, N, parts.maps, None, None),
-        *(table.tokens, segments.each, segments.chunks, None, None, None),
+        *(0, table.tokens, segments.each, segments.chunks, None, None, None),
     )
     return _compose(parts, N, initial_state, shapes, segments, reverse=False)
 
@@ -277,15 +288,15 @@ def backward(do: Tensor, dstate: Tensor | None, x: Arguments, saved: list[Tensor
     parts = Layout.of(q, u, table.chunks, segments, save=True).parts(*saved)
     do, dstate = do.contiguous(), None if dstate is None else dstate.contiguous()
     du, d_initial, (dP, dA, d_ends) = torch.empty_like(do), states_like(q, u, segments), scratch_like(parts)
-    grid = (segments.lanes * shapes.tiles("state_gradients", segments.lanes),)
 
     def state_pass(d_final: Tensor | None, du: Tensor | None) -> None:
         given = {"HAS_STATE": d_final is not None, "OUTPUT": du is not None}
-        prepared("state_gradients", shapes, segments.lanes, **given)(
-            grid,
-            *(*parts.terms, do, d_final, du, d_initial, d_ends),
-            *(table.tokens, segments.each, segments.chunks, *table.by_sequence),
-        )
+        for first, lanes in shapes.rounds("state_gradients", segments.lanes):
+            prepared("state_gradients", shapes, lanes, **given)(
+                (lanes * shapes.tiles("state_gradients", lanes),),
+                *(*parts.terms, do, d_final, du, d_initial, d_ends),
+                *(first, table.tokens, segments.each, segments.chunks, *table.by_sequence),
+            )
 
     if segments.each > 1:
         state_pass(None, None)
