@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+
 import numpy as np
 
 from ..analysis.capacity import capacity, state_numbers
@@ -17,6 +19,9 @@ from ..recipes.generated import LOADS
 from ..rules import RULES
 from .arm_tables import all_runs, groups_of, of_arm, widths_of
 from .charts import Axis, Chart, Charts, Heat, Panel, Series, lengths_axis, per_cent
+
+BASELINE = "gdn2"  # what QED is without its second direction
+BESIDE = 0.12  # octaves between points of one size
 
 
 def look(arm: str) -> tuple[int, int]:
@@ -96,43 +101,63 @@ def heat(settings: Settings) -> Chart:
 
 
 def capacities(settings: Settings) -> Chart:
-    """Pairs held against the numbers in the state: a line an arm, with intervals over trainings."""
-    runs = all_runs(settings)
-    series = []
-    for arm in arms_of(runs):
-        points = []
-        for width in widths_of(settings):
-            own = of_arm(settings[width], arm)
-            octaves = [x.octaves for run in own if (x := capacity(run)) is not None]
-            if octaves:
-                mean, (low, high) = across_seeds(octaves)
-                ends = (2**low, 2**high) if len(octaves) > 2 else (2**mean, 2**mean)
-                points.append((float(state_numbers(own[0])), 2**mean, *ends))
-        if points:
-            sizes, held, low_ends, high_ends = (list(values) for values in zip(*points, strict=True))
-            colour, dashes = look(arm)
-            series.append(
-                Series(name=name_of(arm), colour=colour, dashes=dashes, x=sizes, y=held, low=low_ends, high=high_ends)
-            )
-    ticks = sorted({size for one in series for size in one.x})
+    """Pairs held against the numbers in the state: a line an arm, with intervals over trainings. Arms with a second
+    erase direction have a panel of their own, and GDN-2, which is QED without one, is in both."""
+    arms = arms_of(all_runs(settings))
+    second = [arm for arm in arms if RULES[Arm.parse(arm).rule].strength]
+    groups = {"with a second erase direction": second, "without one": [arm for arm in arms if arm not in second]}
+    if second and BASELINE in arms:
+        groups["with a second erase direction"] = [BASELINE, *second]
     most = max(LOADS[int(width)][0] for width in widths_of(settings))
     loads = {float(2**i): str(2**i) for i in range(most.bit_length())}
-    panel = Panel(
-        x=Axis(label="numbers in the state", scale="log2", ticks={x: f"{x:,.0f}" for x in ticks}),
-        y=Axis(
-            label="pairs held at 90 %",
-            scale="log2",
-            ticks=loads,
-            ends=(1, most),
-            shown=lambda y: f"{y:.1f} pairs",
-        ),
-        series=series,
+    y = Axis(
+        label="pairs held at 90 %", scale="log2", ticks=loads, ends=(1, most), shown=lambda held: f"{held:.1f} pairs"
     )
+    sizes = {size: f"{size:,.0f}" for size in sorted({_state_size(settings, width) for width in widths_of(settings)})}
+
+    def size_of(place: float) -> str:
+        return f"{sizes[min(sizes, key=lambda size: abs(log2(size / place)))]} numbers"
+
+    x = Axis(label="numbers in the state", scale="log2", ticks=sizes, shown=size_of)
+    panels = []
+    for title, own in groups.items():
+        found = [_capacities_of(settings, arm, i - (len(own) - 1) / 2) for i, arm in enumerate(own)]
+        series = [one for one in found if one is not None]
+        if series:
+            panels.append(Panel(title=title, x=x, y=y, series=series))
     caption = (
         "Each point is the mean over trainings in log₂, with Student's 95 % interval where there are three or more. "
-        "The axis ends at the least and at the most pairs that a row can tell; intervals may not."
+        "Points of one size stand side by side. The axis ends at the least and at the most pairs that a row can tell; "
+        "intervals may not."
     )
-    return Chart(title="Pairs held against the size of the state", caption=caption, panels=[panel], height=4.2)
+    return Chart(
+        title="Pairs held against the size of the state",
+        caption=caption,
+        panels=list(panels),
+        height=4.2,
+        width=6.0 if len(panels) < 2 else 4.6,
+        in_a_row=2,
+    )
+
+
+def _capacities_of(settings: Settings, arm: str, place: float) -> Series | None:
+    """An arm's line, whose points stand so many places beside their sizes; None without a result."""
+    points = []
+    for width in widths_of(settings):
+        octaves = [x.octaves for run in of_arm(settings[width], arm) if (x := capacity(run)) is not None]
+        if octaves:
+            mean, (low, high) = across_seeds(octaves)
+            ends = (2**low, 2**high) if len(octaves) > 2 else (2**mean, 2**mean)
+            points.append((_state_size(settings, width) * 2 ** (BESIDE * place), 2**mean, *ends))
+    if not points:
+        return None
+    sizes, held, low_ends, high_ends = (list(values) for values in zip(*points, strict=True))
+    colour, dashes = look(arm)
+    return Series(name=name_of(arm), colour=colour, dashes=dashes, x=sizes, y=held, low=low_ends, high=high_ends)
+
+
+def _state_size(settings: Settings, width: str) -> float:
+    return float(state_numbers(settings[width][0]))
 
 
 def tracking_figures(settings: Settings) -> Charts:

@@ -63,7 +63,9 @@ def _figure(chart: Chart) -> Figure:
     if handles and (across or len(handles) > MOST_LABELS):
         figure.legend(handles, names, fontsize=8, loc="outside right upper")
     elif handles:
-        fullest.legend(fontsize=8 if count == 1 else 7, title=chart.key or None, title_fontsize=8)
+        listed = [axis for axis in axes.flat if not set(axis.get_legend_handles_labels()[1]) <= set(names)]
+        for axis in (fullest, *listed):  # panels that show other series than the fullest have legends of their own
+            axis.legend(fontsize=8 if count == 1 else 7, title=chart.key or None, title_fontsize=8)
     return figure
 
 
