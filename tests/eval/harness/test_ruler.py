@@ -105,7 +105,7 @@ def refused(ruler: Ruler, task: str, message: str, **other: Any) -> None:
 
     changed = Ruler(replace(ruler.options, **other), ruler.tokenizer, ruler.folder, ruler.prompts.parent)
     with pytest.raises(ValueError, match=message):
-        changed.check(task)
+        changed.check([task])
 
 
 @pytest.mark.parametrize("task", [*RULER])

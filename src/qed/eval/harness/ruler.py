@@ -32,6 +32,7 @@ from ..prompts import NEEDLE_SAMPLES
 from ..records import digest, file_digest, lines, text_digest, write_lines
 from ..task import checked_golds
 from ..tasks import niah
+from .hub import reason
 from .suites import MEMBERS
 from .tasks import quiet, task_manager
 
@@ -77,8 +78,25 @@ class Ruler:
             raise ValueError(f"{path}: expected the prompts as they were frozen, with sha256 {kept}, got others")
         return list(lines(path))
 
-    def check(self, task: str) -> None:
-        """Raises ValueError, before anything runs, if a task cannot be asked at all of the lengths."""
+    def check(self, tasks: list[str]) -> None:
+        """Raises ValueError, before anything runs, if a task cannot be asked at all of the lengths, or has no data. One
+        error names all tasks without data."""
+        missing: dict[str, list[str]] = {}
+        first: OSError | None = None
+        for task in tasks:
+            try:
+                self._check(task)
+            except OSError as error:
+                if task in self.options.data or (MEMBERS[task].essays and self.options.essays is not None):
+                    raise  # a file that is given cannot be read
+                wanted = "--essays: expected FILE" if MEMBERS[task].essays else "--data: expected NAME=FILE"
+                missing.setdefault(f"{wanted}, or what lm-eval downloads", []).append(task)
+                first = first or error
+        if first is not None:
+            said = "; ".join(f"{wanted}, for {', '.join(names)}" for wanted, names in missing.items())
+            raise ValueError(f"{said}; got neither ({reason(first)})")
+
+    def _check(self, task: str) -> None:
         shortest, longest = min(self.options.lengths), max(self.options.lengths)
         module = _function(task).__globals__
         text = self._text(task, module)

@@ -26,6 +26,7 @@ from ..records import check_same, text_digest, write_lines
 from ..run import Evaluation
 from ..tasks import niah
 from . import tasks as harness_tasks
+from .hub import asked_once
 from .journal import Journal
 from .model import UNLIMITED, harness_model
 from .ruler import Ruler
@@ -97,9 +98,9 @@ class HarnessRun:
             most = self.options.max_length
             raise ValueError(f"--max-length: expected {max(self.options.lengths)} or more, as --lengths, got {most}")
         others = [name for name in names if name not in with_lengths]
-        tasks = harness_tasks.built(others, self.options)
-        for name in with_lengths:
-            self.ruler.check(name)
+        with asked_once():
+            tasks = harness_tasks.built(others, self.options)
+            self.ruler.check(with_lengths)
         jobs = [self._job(name, task) for name, task in tasks.items()]
         jobs += [self._ruler_job(name, length) for name in with_lengths for length in self.options.lengths]
         for job in jobs:

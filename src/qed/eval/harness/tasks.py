@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..records import numbered_lines, text_digest
 from ..task import RecallTask, checked_golds
 from ..tasks import of_kind
+from .hub import reason
 from .suites import MEMBERS
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def built(names: list[str], options: Options) -> dict[str, Any]:
         first = next(iter(missing.values()))
         raise ValueError(
             f"--data: expected NAME=FILE, or the data set from the hub, for {', '.join(missing)}; got neither "
-            f"({type(first).__name__}: {str(first).splitlines()[0]:.200})"
+            f"({reason(first)})"
         )
     return tasks
 
