@@ -1,5 +1,6 @@
 """The committed results of tracking and recall: every answer counted again, and held to theory where it is strict."""
 
+import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from qed.analysis.capacity import capacity, missing
 from qed.analysis.settings import PACKED, Settings, read_settings, together, unpacked_runs
 from qed.analysis.tracking import SOLVED, by_place, forbidden, reach
-from qed.analysis.units import read_registration
+from qed.analysis.units import counting, read_registration
 from qed.data.groups import GROUPS
 from qed.eval.task import MeasuredTask
 from qed.eval.tasks import named
@@ -96,6 +97,22 @@ def test_recall_is_counted_again(recall: Settings) -> None:
             (name,) = run.results
             named("recall_load", MeasuredTask).check(run.results[name].result)
             assert capacity(run) is not None
+
+
+def test_every_training_of_recall_counts(recall: Settings) -> None:
+    """Those of arms that the plan does not name were made by the registered code under the registered plan too."""
+    registration = read_registration(RESULTS / "PLAN.md", "E4")
+    for runs in recall.values():
+        assert counting(runs, registration) == (runs, [])
+
+
+def test_the_pages_have_the_pairs_that_every_training_holds(recall: Settings) -> None:
+    page = (RESULTS.parent / "docs" / "evidence.md").read_text().splitlines()
+    with (RESULTS / "recall" / "tables" / "recall_trainings.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert len(rows) == 1 + len({run.arm for runs in recall.values() for run in runs})
+    for row in rows[1:]:
+        assert "| " + " | ".join(row) + " |" in page
 
 
 def test_registered_tests_are_given_if_recall_is_complete(recall: Settings) -> None:

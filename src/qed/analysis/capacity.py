@@ -38,7 +38,7 @@ class Capacity(NamedTuple):
     @property
     def shown(self) -> str:
         """The number of pairs in words."""
-        return {-1: "under ", 0: "", 1: "at least "}[self.cut] + f"{2**self.octaves:.0f}"
+        return {-1: "under ", 0: "", 1: "at least "}[self.cut] + f"{2**self.octaves:.1f}"
 
 
 def capacity(run: Run) -> Capacity | None:

@@ -26,6 +26,7 @@ from .arm_tables import (
     all_runs,
     capacity_table,
     capacity_tests,
+    held_table,
     loads_table,
     one_table,
     reach_table,
@@ -141,7 +142,7 @@ def parts_of(found: Folders, registered: bool) -> list[Part]:
         of_a_plan = registered or any(origins(run)["config.json"][1] for run in all_runs(found.recall))
         waits = missing(found.recall) if of_a_plan else []  # a plan's tests are not looked at before they are taken
         tests = [] if waits else [x for x in [capacity_tests(found.recall, registered)] if x.rows]
-        tables = [capacity_table(found.recall), *tests, loads_table(found.recall)]
+        tables = [capacity_table(found.recall), *tests, held_table(found.recall), loads_table(found.recall)]
         saying = [said, *(["The registered tests are not taken yet. " + "; ".join(waits) + "."] if waits else [])]
         parts.append(Part("recall", "Associative recall under load", saying, tables, recall_figures(found.recall)))
     return parts

@@ -124,7 +124,28 @@ def capacity_table(settings: Settings) -> Table:
         absent="not trained",
         note="In brackets are Student's 95 % intervals over trainings, taken in log₂. ≥ and < say that in some "
         "training the capacity lies beyond the loads that were asked. Growth is the slope of log₂ pairs against log₂ "
-        "of the numbers in the state: with 1, twice the state holds twice the pairs.",
+        "of the numbers in the state: with 1, twice the state holds twice the pairs. What is said of single widths, "
+        "and growth, is exploratory.",
+    )
+
+
+def held_table(settings: Settings) -> Table:
+    """One row an arm: pairs held in every training, by seed."""
+
+    def held(runs: list[Run], _: str) -> str | None:
+        found = [capacity(run) for run in sorted(runs, key=lambda run: run.seed)]
+        return ", ".join("missing" if x is None else x.shown for x in found) or None
+
+    widths = widths_of(settings)
+    return Table(
+        name="recall_trainings",
+        title="Pairs held in every training, in the order of seeds",
+        columns=["arm", *(f"{width} channels" for width in widths)],
+        rows=_each_arm(settings, widths, held),
+        absent="not trained",
+        note=f"Under some number is a training that answers less than {HELD:.0%} after the fewest pairs already, "
+        "whatever it does later; at least some number is one that answers as many after the most pairs. In means these "
+        "trainings count with that number.",
     )
 
 

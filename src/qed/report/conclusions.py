@@ -194,8 +194,9 @@ def _judged(claim: str, agreements: list[bool | None]) -> str:
     if all(x is None for x in agreements):
         return f"Paper: {claim}. Open here: every comparison is missing or undecided."
     if any(x is False for x in agreements):
-        right = sum(x is True for x in agreements)
-        return f"Paper: {claim}. Does not hold here: {right} of {len(agreements)} comparisons agree."
+        told = [x for x in agreements if x is not None]
+        right = sum(told)
+        return f"Paper: {claim}. Does not hold here: {right} of {len(told)} comparisons agree."
     if any(x is None for x in agreements):
         return f"Paper: {claim}. Open here: some comparisons are missing or undecided."
     return f"Paper: {claim}. Holds here in all {len(agreements)} comparisons."
