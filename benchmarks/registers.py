@@ -72,7 +72,7 @@ class Launch(NamedTuple):
                 signature[name], constants[(i,)] = "constexpr", x
             else:
                 signature[name] = "i32"
-                if x % 16 == 0:
+                if x % 16 == 0 and name not in (self.kernel.do_not_specialize or ()):
                     attributes[(i,)] = [["tt.divisibility", 16]]
         options = dict(self.constants)
         for i, name in enumerate(self.kernel.arg_names[len(self.arguments) :], len(self.arguments)):

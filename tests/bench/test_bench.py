@@ -181,6 +181,7 @@ def test_a_candidate_is_not_blamed_for_those_before_it(monkeypatch: pytest.Monke
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is slow enough for one tiny problem")
 def test_candidates_are_measured_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     from qed.bench import tune_process
+    from qed.kernels.recurrence import launch, memory
 
     monkeypatch.setattr(tune_process, "CALLS", 1)
     monkeypatch.setattr(tune_process, "ROUNDS", 1)
@@ -200,6 +201,10 @@ def test_candidates_are_measured_and_checked(monkeypatch: pytest.MonkeyPatch) ->
         few = tune_process.Problem.draw(Shape(batch=1, tokens=1024, heads=1, width=16), "cpu", 1.0)
         assert [few.launch_of(kernel).name for kernel in KERNELS] == list(KERNELS)
         assert few.launch_of("state_gradients").prepared.constants["OUTPUT"]
+        for module in (launch, memory):
+            monkeypatch.setattr(module, "multiprocessors", lambda _: 4)
+        left = tune_process.Problem.draw(Shape(batch=3, tokens=64, heads=2, width=128), "cpu", 1.0)
+        assert left.launch_of("chunk_states").prepared.constants["BV"] == 128  # and not that of the last two states
     finally:
         use_settings(None)
 

@@ -86,8 +86,9 @@ def test_every_rule(rule: str, batch: int, dtype: torch.dtype) -> None:
     ],
     ids=str,
 )
-def test_every_form_of_the_layer(changes: dict[str, Any]) -> None:
-    found = errors(block(**changes), 1, torch.float32)
+@pytest.mark.parametrize("batch", [1, 18])  # of 16 sequences in a program
+def test_every_form_of_the_layer(batch: int, changes: dict[str, Any]) -> None:
+    found = errors(block(**changes), batch, torch.float32)
     assert all(x < ROUNDING[torch.float32] for x in found.values()), found
 
 

@@ -13,8 +13,10 @@ from qed.analysis.settings import read_settings
 from qed.eval.tasks.load import result_of
 from qed.provenance import plan_sha256
 from qed.recipes.generated import LOADS
+from qed.report.arm_figures import capacities
 from qed.report.arm_page import write_arms
 from qed.report.arm_tables import capacity_tests
+from qed.report.charts import Axis, Chart, Panel, Series
 from qed.reproduce.collecting import collect
 from qed.reproduce.plan import PLANS, Files, Plan, Unit, with_settings
 
@@ -147,3 +149,44 @@ def test_another_reproduction_is_not_collected_beside(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"kept has results of other changes, samples; use another folder"):
         collect(second, tmp_path / "kept")
     assert before == {x: x.read_bytes() for x in (tmp_path / "kept").rglob("*") if x.is_file()}
+
+
+def test_the_figure_has_a_panel_for_rules_with_a_correction(runs: Path) -> None:
+    """GDN-2 stands among both, points of one size stand beside each other in every panel, and say their size."""
+    found, _ = read_settings(runs)
+    (whole,) = capacities({width: [x for x in own if x.arm == "gdn2"] for width, own in found.items()}).panels
+    assert (whole.title, [x.name for x in whole.series]) == ("", ["GDN-2"])
+    with_one, without = capacities(found).panels
+    assert [x.name for x in without.series] == ["GDN-2"]
+    assert [x.name for x in with_one.series] == ["GDN-2", "QED", "QED-rand", "qed@0.5", "qed@1"]
+    sizes = list(without.x.ticks)
+    assert np.allclose(without.series[0].x, sizes)
+    for i, size in enumerate(sizes):
+        beside = [one.x[i] for one in with_one.series]
+        assert beside == sorted(set(beside))
+        assert np.isclose(beside[2], size)
+        assert {with_one.x.shown(x) for x in beside} == {f"{size:,.0f} numbers"}
+
+
+def test_every_name_is_in_a_legend_once() -> None:
+    """In panels that have names of their own, or beside them where there is no room."""
+    mpl = pytest.importorskip("matplotlib")
+    from qed.report import drawing
+
+    def legends(*panels: list[str]) -> tuple[list[list[str]], list[str]]:
+        with mpl.rc_context(drawing.LIGHT):
+            axis = Axis(label="")
+            shown = [
+                Panel(x=axis, y=axis, series=[Series(name=x, colour=i, x=[0.0], y=[1.0]) for i, x in enumerate(names)])
+                for names in panels
+            ]
+            figure = drawing._figure(Chart(title="", caption="", panels=list(shown)))
+        inside = [[] if x.get_legend() is None else [t.get_text() for t in x.get_legend().texts] for x in figure.axes]
+        beside = [text.get_text() for legend in figure.legends for text in legend.texts]
+        drawing.plt.close(figure)
+        return inside, beside
+
+    many = [f"arm {i}" for i in range(13)]
+    assert legends(["a", "b"], ["a"]) == ([["a", "b"], []], [])
+    assert legends(["a"], ["a", "b"], ["a", "c"], ["c"]) == ([[], ["a", "b"], ["a", "c"], []], [])
+    assert legends(["a"], many) == ([[], []], [*many, "a"])

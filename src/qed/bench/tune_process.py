@@ -90,11 +90,13 @@ class Problem:
         return [o, state, *(x for x in found if x is not None)]
 
     def launch_of(self, kernel: str) -> Launched:
-        """Return a kernel's launch without running any. Of several, for sequences that are cut into segments, the last
-        one does all of the kernel's work."""
+        """Return a kernel's launch without running any. Of several it is one with most columns of V, since states that
+        are left over have narrower programs; and of these the last, which for sequences that are cut into segments does
+        all of the kernel's work."""
         with recorded(run=False) as launches:
             self.results()
-        return [x for x in launches if x.name == kernel][-1]
+        own = [x for x in launches if x.name == kernel]
+        return max(reversed(own), key=lambda x: x.prepared.constants.get("BV", 0))
 
 
 def compile(shape: Shape, device: str) -> Callable[[dict[str, Any]], dict[str, Any]]:

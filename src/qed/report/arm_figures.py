@@ -101,47 +101,48 @@ def heat(settings: Settings) -> Chart:
 
 
 def capacities(settings: Settings) -> Chart:
-    """Pairs held against the numbers in the state: a line an arm, with intervals over trainings. Arms with a second
-    erase direction have a panel of their own, and GDN-2, which is QED without one, is in both."""
-    arms = arms_of(all_runs(settings))
-    second = [arm for arm in arms if RULES[Arm.parse(arm).rule].strength]
-    groups = {"with a second erase direction": second, "without one": [arm for arm in arms if arm not in second]}
-    if second and BASELINE in arms:
-        groups["with a second erase direction"] = [BASELINE, *second]
-    most = max(LOADS[int(width)][0] for width in widths_of(settings))
-    loads = {float(2**i): str(2**i) for i in range(most.bit_length())}
-    y = Axis(
-        label="pairs held at 90 %", scale="log2", ticks=loads, ends=(1, most), shown=lambda held: f"{held:.1f} pairs"
-    )
+    """Pairs held against the numbers in the state: a line an arm, with intervals over trainings. Arms with QED's
+    correction have a panel of their own, and GDN-2, which is QED without it, is in both."""
+    arms = arms_of([run for run in all_runs(settings) if capacity(run) is not None])
+    corrected = [arm for arm in arms if RULES[Arm.parse(arm).rule].strength]
+    others = [arm for arm in arms if arm not in corrected]
+    parts = {"": arms}
+    if corrected and others:
+        parts = {"rules with a correction": corrected, "rules without one": others}
+        if BASELINE in others:
+            parts = {"GDN-2, and rules with a correction": [BASELINE, *corrected], "rules without one": others}
     sizes = {size: f"{size:,.0f}" for size in sorted({_state_size(settings, width) for width in widths_of(settings)})}
 
     def size_of(place: float) -> str:
         return f"{sizes[min(sizes, key=lambda size: abs(log2(size / place)))]} numbers"
 
+    most = max(LOADS[int(width)][0] for width in widths_of(settings))
+    loads = {float(2**i): str(2**i) for i in range(most.bit_length())}
     x = Axis(label="numbers in the state", scale="log2", ticks=sizes, shown=size_of)
-    panels = []
-    for title, own in groups.items():
-        found = [_capacities_of(settings, arm, i - (len(own) - 1) / 2) for i, arm in enumerate(own)]
-        series = [one for one in found if one is not None]
-        if series:
-            panels.append(Panel(title=title, x=x, y=y, series=series))
+    y = Axis(
+        label="pairs held at 90 %", scale="log2", ticks=loads, ends=(1, most), shown=lambda held: f"{held:.1f} pairs"
+    )
+    panels = [
+        Panel(
+            title=title,
+            x=x,
+            y=y,
+            series=[_capacities_of(settings, arm, i - (len(own) - 1) / 2) for i, arm in enumerate(own)],
+        )
+        for title, own in parts.items()
+    ]
     caption = (
         "Each point is the mean over trainings in log₂, with Student's 95 % interval where there are three or more. "
         "Points of one size stand side by side. The axis ends at the least and at the most pairs that a row can tell; "
-        "intervals may not."
+        "intervals may not. The correction is the one of strength λ; GDN-2 is QED without it."
     )
-    return Chart(
-        title="Pairs held against the size of the state",
-        caption=caption,
-        panels=list(panels),
-        height=4.2,
-        width=6.0 if len(panels) < 2 else 4.6,
-        in_a_row=2,
-    )
+    width = 6.0 if len(panels) == 1 else 4.6
+    title = "Pairs held against the size of the state"
+    return Chart(title=title, caption=caption, panels=list(panels), width=width, height=4.2, in_a_row=2)
 
 
-def _capacities_of(settings: Settings, arm: str, place: float) -> Series | None:
-    """An arm's line, whose points stand so many places beside their sizes; None without a result."""
+def _capacities_of(settings: Settings, arm: str, place: float) -> Series:
+    """An arm's line, whose points stand so many places beside their sizes."""
     points = []
     for width in widths_of(settings):
         octaves = [x.octaves for run in of_arm(settings[width], arm) if (x := capacity(run)) is not None]
@@ -149,8 +150,6 @@ def _capacities_of(settings: Settings, arm: str, place: float) -> Series | None:
             mean, (low, high) = across_seeds(octaves)
             ends = (2**low, 2**high) if len(octaves) > 2 else (2**mean, 2**mean)
             points.append((_state_size(settings, width) * 2 ** (BESIDE * place), 2**mean, *ends))
-    if not points:
-        return None
     sizes, held, low_ends, high_ends = (list(values) for values in zip(*points, strict=True))
     colour, dashes = look(arm)
     return Series(name=name_of(arm), colour=colour, dashes=dashes, x=sizes, y=held, low=low_ends, high=high_ends)

@@ -56,17 +56,35 @@ def _figure(chart: Chart) -> Figure:
     for panel in chart.panels[:1] if image is not None else []:
         assert isinstance(panel, Heat)
         figure.colorbar(image, ax=axes.ravel().tolist(), label=panel.value_label, shrink=0.9)
-    fullest = max(axes.flat, key=lambda axis: len(axis.get_legend_handles_labels()[0]))  # a seed may lack arms
-    handles, names = fullest.get_legend_handles_labels()
     across = any(isinstance(x, Panel) and any(series.across for series in x.series) for x in chart.panels)
-    # Such intervals may be anywhere in the panel, and so many names would cover it.
-    if handles and (across or len(handles) > MOST_LABELS):
-        figure.legend(handles, names, fontsize=8, loc="outside right upper")
-    elif handles:
-        listed = [axis for axis in axes.flat if not set(axis.get_legend_handles_labels()[1]) <= set(names)]
-        for axis in (fullest, *listed):  # panels that show other series than the fullest have legends of their own
-            axis.legend(fontsize=8 if count == 1 else 7, title=chart.key or None, title_fontsize=8)
+    _legends(figure, list(axes.flat), across, chart.key)
     return figure
+
+
+def _legends(figure: Figure, axes: list[Any], outside: bool, key: str) -> None:
+    """Write every listed name once: beside the panels, or inside of those that have names which fuller ones have not.
+
+    Args:
+        figure: what is drawn on.
+        axes: its panels.
+        outside: whether there is no room inside of them.
+        key: the legends' title.
+    """
+    named: dict[str, Any] = {}
+    inside, most = [], 0
+    # A seed may lack arms, so the fullest panel is first.
+    for axis in sorted(axes, key=lambda axis: -len(axis.get_legend_handles_labels()[0])):
+        handles, names = axis.get_legend_handles_labels()
+        if not set(names) <= named.keys():
+            inside.append(axis)
+            most = max(most, len(names))
+        named |= {name: handle for name, handle in zip(names, handles, strict=True) if name not in named}
+    # Intervals that lie across may be anywhere in the panel, and so many names would cover it.
+    if named and (outside or most > MOST_LABELS):
+        figure.legend(named.values(), named.keys(), fontsize=8, loc="outside right upper")
+        return
+    for axis in inside:
+        axis.legend(fontsize=8 if len(axes) == 1 else 7, title=key or None, title_fontsize=8)
 
 
 def _panel(axis: Any, panel: Panel, first: bool) -> None:

@@ -62,20 +62,48 @@ def test_whole_chunks_beside_cut_ones(dtype: torch.dtype) -> None:
     assert over_budget(inputs, impl="triton", dtype=dtype, products=dtype) == {}
 
 
-@pytest.mark.parametrize("batch", [2, 3])
-def test_the_last_states_are_launched_by_themselves(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With four multiprocessors, the last two of six states get programs with fewer columns."""
+@pytest.mark.parametrize(
+    ("batch", "widths", "expected"),
+    [
+        (2, (128, 128), [(4, 0, 128)]),  # programs, the first lane and the columns of every launch
+        (3, (128, 128), [(4, 0, 128), (4, 4, 64)]),
+        (3, (128, 256), [(12, 0, 128)]),
+        (3, (64, 128), [(6, 0, 128)]),
+    ],
+    ids=str,
+)
+def test_the_last_states_are_launched_by_themselves(
+    batch: int, widths: tuple[int, int], expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With four multiprocessors, the last two of six states get programs with fewer columns, where a program would
+    have a whole state of 128 channels."""
+    from qed.bench.tune_process import recorded
     from qed.kernels.recurrence import launch, memory
 
     for module in (launch, memory):
         monkeypatch.setattr(module, "multiprocessors", lambda _: 4)
-    case = Case(tokens=70, batch=batch, value_width=128)
-    inputs = case.inputs(device=DEVICE)
-    shapes = launch.Shapes.of(*(inputs[x].bfloat16() for x in "qug"), None)
-    expected = [(0, 4)] if batch == 2 else [(0, 4), (4, 2)]
+    inputs = Case(tokens=70, batch=batch, key_width=widths[0], value_width=widths[1]).inputs(device=DEVICE)
+    with recorded(run=True) as launches:
+        over = over_budget(inputs, impl="triton", dtype=torch.bfloat16, products=torch.bfloat16)
     for kernel in ("chunk_states", "state_gradients"):
-        assert shapes.rounds(kernel, batch * case.heads) == expected
-    assert over_budget(inputs, impl="triton", dtype=torch.bfloat16, products=torch.bfloat16) == {}
+        own = [x for x in launches if x.name == kernel]
+        names = own[0].prepared.kernel.fn.__name__, own[0].prepared.kernel.arg_names.index("first_lane")
+        assert names[0] == kernel
+        assert [(x.grid[0], x.arguments[names[1]], x.prepared.constants["BV"]) for x in own] == expected
+    assert over == {}
+
+
+def test_states_that_are_left_over_are_never_wider() -> None:
+    """Settings of one's own for a width count only where there are programs enough for the GPU."""
+    from qed.kernels.recurrence import launch, settings
+
+    shapes = launch.Shapes(torch.bfloat16, 90, 132, 1, 128, 128, 128, False)
+    assert shapes.rounds("chunk_states", 142) == [(0, 132), (132, 10)]
+    try:
+        settings.use_settings({"chunk_states @ 128x128": {"BV": 32, "num_warps": 4}})
+        assert shapes.rounds("chunk_states", 142) == [(0, 142)]
+    finally:
+        settings.use_settings(None)
 
 
 @pytest.mark.parametrize("log_decay", [-5.0, -20.0, -100.0])

@@ -37,5 +37,5 @@ def _reachable(address: str) -> bool:
 
 def reason(error: Exception) -> str:
     """Why a data set could not be had, in one line."""
-    said = f"{type(error).__name__}: {str(error).splitlines()[0]:.200}"
+    said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no more is said'):.200}"
     return said.replace("OfflineModeIsEnabled", "the hub does not answer, or HF_HUB_OFFLINE is set")

@@ -81,20 +81,22 @@ class Ruler:
     def check(self, tasks: list[str]) -> None:
         """Raises ValueError, before anything runs, if a task cannot be asked at all of the lengths, or has no data. One
         error names all tasks without data."""
-        missing: dict[str, list[str]] = {}
-        first: OSError | None = None
+        missing: dict[str, dict[str, str]] = {}  # reasons, by what is wanted and by task
         for task in tasks:
             try:
                 self._check(task)
             except OSError as error:
-                if task in self.options.data or (MEMBERS[task].essays and self.options.essays is not None):
-                    raise  # a file that is given cannot be read
-                wanted = "--essays: expected FILE" if MEMBERS[task].essays else "--data: expected NAME=FILE"
-                missing.setdefault(f"{wanted}, or what lm-eval downloads", []).append(task)
-                first = first or error
-        if first is not None:
-            said = "; ".join(f"{wanted}, for {', '.join(names)}" for wanted, names in missing.items())
-            raise ValueError(f"{said}; got neither ({reason(first)})")
+                essays = MEMBERS[task].essays and self.options.essays is None
+                if not essays and (task not in QUESTIONS or task in self.options.data):
+                    raise  # nothing is downloaded for it
+                wanted = "--essays: expected FILE" if essays else "--data: expected NAME=FILE"
+                missing.setdefault(wanted, {})[task] = reason(error)
+        if missing:
+            said = (
+                f"{wanted}, or what lm-eval downloads, for {', '.join(why)}; got neither ({next(iter(why.values()))})"
+                for wanted, why in missing.items()
+            )
+            raise ValueError("; ".join(said))
 
     def _check(self, task: str) -> None:
         shortest, longest = min(self.options.lengths), max(self.options.lengths)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,9 +98,8 @@ class HarnessRun:
             most = self.options.max_length
             raise ValueError(f"--max-length: expected {max(self.options.lengths)} or more, as --lengths, got {most}")
         others = [name for name in names if name not in with_lengths]
-        with asked_once():
-            tasks = harness_tasks.built(others, self.options)
-            self.ruler.check(with_lengths)
+        tasks = harness_tasks.built(others, self.options)
+        self.ruler.check(with_lengths)
         jobs = [self._job(name, task) for name, task in tasks.items()]
         jobs += [self._ruler_job(name, length) for name in with_lengths for length in self.options.lengths]
         for job in jobs:
@@ -189,6 +188,13 @@ def checked_names(names: list[str]) -> list[str]:
     return tasks
 
 
+def _has_files(name: str, options: Options) -> bool:
+    """Whether all that a task reads is given, so that nothing is looked for on the hub."""
+    if name in MEMBERS and MEMBERS[name].essays:
+        return options.essays is not None
+    return name in options.data or (name in MEMBERS and not MEMBERS[name].reads_file)
+
+
 def _version(entry: Any) -> Any:
     """The version of a task that is not built yet."""
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -243,9 +249,9 @@ def run(
         console: for progress bars and the table.
     """
     harness_model()  # which says so where lm-eval is not installed
-    checked_names(names)  # before a model is loaded
+    downloaded = [x for x in checked_names(names) if not _has_files(x, options)]  # before a model is loaded
     results = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, asked_once() if downloaded else nullcontext():
         place: dict[str, Any] = {"out": out, "device": device, "console": console, "folder": Path(folder)}
         work = HarnessRun(checkpoint, tokenizer, options, **place)
         for job in work.jobs(names):

@@ -68,8 +68,9 @@ def operands_kernel(
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BF: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """Compute what the step of the recurrence takes, and the output's gate, for BT sequences and one head, whose
-    columns of the convolution's state are this program's own. Programs have one of PARTS each: q, k and a; u; what is
-    left of the decay if it is one for each channel; and the gate before its activation, if it is projected."""
+    columns of the convolution's state are this program's own. Programs have one of PARTS each: q, k and a; u, with a
+    decay for the head and a gate that is not projected; a decay for each channel; and the gate before its activation if
+    it is projected."""
     part, h = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS % H
     start = tl.program_id(0) // (PARTS * H) * BT
     left = batch - start

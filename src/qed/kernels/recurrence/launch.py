@@ -78,10 +78,12 @@ class Shapes(NamedTuple):
     def rounds(self, kernel: str, lanes: int) -> list[tuple[int, int]]:
         """Return the launches of a kernel that carries states, as the first lane of each and how many it has. If all
         multiprocessors have had equally many lanes and few are left, these get a launch of their own, with narrower
-        programs that fill the GPU better. Packed sequences end at different times, so they are not parted."""
+        programs that fill the GPU better. This was measured where a program has a whole state of 128 channels, of
+        which a multiprocessor holds one at a time. Packed sequences end at different times, so they are not parted."""
         left = lanes % self.multiprocessors
-        wide, narrow = (self.setting(kernel, x).BV for x in (lanes, left))
-        if self.PACKED or left in (0, lanes) or narrow == wide:
+        whole, narrow = (self.setting(kernel, x) for x in (lanes, left))
+        measured = whole.BK == whole.BV == 128 and self.tiles(kernel, lanes) == 1
+        if self.PACKED or left in (0, lanes) or not measured or narrow.BV >= whole.BV:
             return [(0, lanes)]
         return [(0, lanes - left), (lanes - left, left)]
 
