@@ -143,9 +143,9 @@ def held_table(settings: Settings) -> Table:
         columns=["arm", *(f"{width} channels" for width in widths)],
         rows=_each_arm(settings, widths, held),
         absent="not trained",
-        note=f"Under some number is a training that answers less than {HELD:.0%} after the fewest pairs already, "
-        "whatever it does later; at least some number is one that answers as many after the most pairs. In means these "
-        "trainings count with that number.",
+        note=f'"Under" stands before a training that answers less than {HELD:.0%} of the questions already after the '
+        'fewest pairs, whatever it does later, and "at least" before one that still answers as many after the most '
+        "pairs. In means they count with the number that is given.",
     )
 
 

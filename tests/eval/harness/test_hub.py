@@ -54,6 +54,8 @@ def test_all_that_is_missing_is_named_at_once(suite: str, checkpoint: Path, aske
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_the_hub_is_not_asked_where_all_is_given(checkpoint: Path, asked: list[str], tmp_path: Path) -> None:
     from qed.bench import made_up
 

@@ -33,7 +33,7 @@ from ..records import digest, file_digest, lines, text_digest, write_lines
 from ..task import checked_golds
 from ..tasks import niah
 from .hub import reason
-from .suites import MEMBERS
+from .suites import MEMBERS, has_files
 from .tasks import quiet, task_manager
 
 DRAWING = ("generate_samples", "sys_word_pair_random", "sys_vartrack_w_noise_random", "sys_kwext")
@@ -86,10 +86,9 @@ class Ruler:
             try:
                 self._check(task)
             except OSError as error:
-                essays = MEMBERS[task].essays and self.options.essays is None
-                if not essays and (task not in QUESTIONS or task in self.options.data):
+                if has_files(task, self.options):
                     raise  # nothing is downloaded for it
-                wanted = "--essays: expected FILE" if essays else "--data: expected NAME=FILE"
+                wanted = "--essays: expected FILE" if MEMBERS[task].essays else "--data: expected NAME=FILE"
                 missing.setdefault(wanted, {})[task] = reason(error)
         if missing:
             said = (

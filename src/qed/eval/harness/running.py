@@ -30,7 +30,7 @@ from .hub import asked_once
 from .journal import Journal
 from .model import UNLIMITED, harness_model
 from .ruler import Ruler
-from .suites import MEMBERS, PREFIX, SUITES
+from .suites import MEMBERS, PREFIX, SUITES, has_files
 
 if TYPE_CHECKING:
     from ..options import Options
@@ -188,13 +188,6 @@ def checked_names(names: list[str]) -> list[str]:
     return tasks
 
 
-def _has_files(name: str, options: Options) -> bool:
-    """Whether all that a task reads is given, so that nothing is looked for on the hub."""
-    if name in MEMBERS and MEMBERS[name].essays:
-        return options.essays is not None
-    return name in options.data or (name in MEMBERS and not MEMBERS[name].reads_file)
-
-
 def _version(entry: Any) -> Any:
     """The version of a task that is not built yet."""
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -249,7 +242,7 @@ def run(
         console: for progress bars and the table.
     """
     harness_model()  # which says so where lm-eval is not installed
-    downloaded = [x for x in checked_names(names) if not _has_files(x, options)]  # before a model is loaded
+    downloaded = [x for x in checked_names(names) if not has_files(x, options)]  # before a model is loaded
     results = {}
     with tempfile.TemporaryDirectory() as folder, asked_once() if downloaded else nullcontext():
         place: dict[str, Any] = {"out": out, "device": device, "console": console, "folder": Path(folder)}

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..options import Options
 
 PREFIX = "lm-eval"  # what names of its result files begin with
 
@@ -95,3 +99,16 @@ SUITES: dict[str, dict[str, Member]] = {
     },
 }
 MEMBERS: dict[str, Member] = {name: member for suite in SUITES.values() for name, member in suite.items()}
+
+
+def has_files(name: str, options: Options) -> bool:
+    """Whether all that a task of lm-eval reads is given, so that nothing is downloaded for it.
+
+    Args:
+        name: of the task.
+        options: of which `data` and `essays` are read.
+    """
+    member = MEMBERS.get(name)
+    if member is not None and member.essays:
+        return options.essays is not None
+    return name in options.data or (member is not None and not member.reads_file)

@@ -75,6 +75,7 @@ class Shapes(NamedTuple):
         """Return how many programs share the values of a head."""
         return -(-self.V // self.setting(kernel, lanes).BV)
 
+    @kept_by_settings
     def rounds(self, kernel: str, lanes: int) -> list[tuple[int, int]]:
         """Return the launches of a kernel that carries states, as the first lane of each and how many it has. If all
         multiprocessors have had equally many lanes and few are left, these get a launch of their own, with narrower
